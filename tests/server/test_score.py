@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from fastapi.testclient import TestClient
 from outrider.server.app import create_app
 from outrider.server.build import build
 from outrider.server.options import resolve
+from outrider.server.score import Score, ScoreRequest, ScoringRequest
 
 LABELS = [5, 40, 9]
 ITEMS = [" fox", " dog", "?"]
@@ -70,6 +73,22 @@ def test_vllm_is_told_the_first_label_s_share(client: TestClient) -> None:
     ]
     whole = post(client, "/generative_scoring", **ask, apply_softmax=False)["data"]
     assert whole[0]["score"] == pytest.approx(probabilities(client, query + items[0])[0], rel=1e-4)
+
+
+class _WithStart:
+    """Tokenises to a start token, 1, and the characters' codes."""
+
+    async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
+        return [1] * special + [*map(ord, prompt)] if isinstance(prompt, str) else prompt
+
+
+@pytest.mark.parametrize("kind", [ScoreRequest, ScoringRequest])
+@pytest.mark.parametrize("query", ["", "q"])
+def test_a_prompt_has_one_start_token(kind: type[ScoreRequest], query: str) -> None:
+    wanted = kind.model_validate({"query": query, "items": ["i"], "label_token_ids": LABELS})
+    call = SimpleNamespace(wanted=wanted, service=SimpleNamespace(texts=_WithStart()))
+    (pair,) = wanted.pairs()
+    assert asyncio.run(Score._ids(call, *pair)) == [1, *map(ord, query + "i")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/generative_scoring"])

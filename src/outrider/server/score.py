@@ -4,14 +4,17 @@ SGLang has the first path and vLLM the second. A label's probability is that of 
 any option of sampling, read as the log probability of a prompt that ends with the label.
 """
 
-from math import exp, fsum
+import asyncio
+from math import exp
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from fastapi import Request as HttpRequest
 from pydantic import Field
 
 from ..base.types import check_vocabulary
 from ..frontend.outputs import RequestState
+from ..sampling.arrays import softmax
 from .completions import Completion
 from .errors import Refusal
 from .protocol import REQUEST_ID, CompletionRequest, Wire, checked
@@ -88,6 +91,7 @@ class Score(Completion):
         self.lease = self.service.admit(count)
         await self.read_options(count, prompt_logprobs=0)
         for number, pair in enumerate(pairs):
+            await asyncio.sleep(0)  # other calls go on while many are tokenised
             ids = await self._ids(*pair)
             if not ids:
                 raise Refusal(f"query and item {number} have no token; give one.", "items")
@@ -99,7 +103,7 @@ class Score(Completion):
         special, texts = self.wanted.add_special_tokens, self.service.texts
         if isinstance(first, str) and isinstance(second, str) and self.wanted.joined:
             return await texts.ids(first + second, special)
-        return [*await texts.ids(first, special), *await texts.ids(second, special and not first)]
+        return [*await texts.ids(first, special), *await texts.ids(second, False)]
 
     def build(self) -> dict[str, Any]:
         labels = self.wanted.label_token_ids
@@ -119,6 +123,5 @@ class Score(Completion):
         logs = [row[label].logprob for row, label in zip(last, labels, strict=True)]
         if not self.wanted.apply_softmax:
             return [exp(each) for each in logs]
-        best = max(logs)
-        shares = [exp(each - best) for each in logs]
-        return [each / fsum(shares) for each in shares]
+        shares: list[float] = softmax(np.array(logs)).tolist()
+        return shares
