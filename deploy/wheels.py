@@ -42,7 +42,7 @@ DETECTED = {
     "aarch64": ((1, "asimd"), (2, "asimddp")),
 }
 """The number of a set, and the kernel's name for what it needs."""
-MOST_BYTES = 48_000_000
+MOST_BYTES = 30_000_000
 
 
 class Failed(Exception):

@@ -1,6 +1,7 @@
 """Training of the pocket pair, at tiny sizes: it learns, resumes where it was, and drafts."""
 
 import itertools
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -13,9 +14,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider import LLM, SamplingParams
+from outrider.pocket import PATH
 from outrider.pocket.build import save
 from outrider.pocket.corpus import Corpus, Module, encode, train_tokenizer
 from outrider.pocket.evaluate import held_out_loss, prompts_of, teacher_forced
+from outrider.pocket.lattice import round_matrices
 from outrider.pocket.train import TrainingPlan, batches, distillation_loss, optimise, text_loss
 
 PLAN = TrainingPlan(
@@ -144,3 +147,23 @@ def test_prompts_are_whole_lines_and_always_the_same() -> None:
         assert prompt.endswith("\n")
         assert prompt in TEXT
         assert 64 <= len(tokenizer()(prompt)["input_ids"]) < 192
+
+
+def test_rounded_matrices_are_near_and_deflate_to_half() -> None:
+    torch.manual_seed(0)
+    rounded = torch.nn.Linear(256, 512)
+    torch.nn.init.normal_(rounded.weight, std=0.02)
+    before, bias = rounded.weight.detach().clone(), rounded.bias.detach().clone()
+    round_matrices(rounded)
+    narrow = rounded.weight.detach().to(torch.bfloat16)
+    assert torch.equal(narrow.float(), rounded.weight)
+    assert torch.equal(bias, rounded.bias)
+    assert (rounded.weight - before).std() < 0.03 * before.std()
+    raw = narrow.view(torch.uint8).numpy().tobytes()
+    assert len(zlib.compress(raw)) < 0.5 * len(raw)
+
+
+def test_bundled_weights_are_rounded() -> None:
+    for file in (PATH / "model.safetensors", PATH / "drafter" / "model.safetensors"):
+        raw = file.read_bytes()
+        assert len(zlib.compress(raw)) < 0.5 * len(raw)

@@ -29,6 +29,7 @@ with torch_for("python -m outrider.pocket.build", program=__name__ == "__main__"
     from ..training.drafter_files import made_of
     from . import corpus as text
     from .evaluate import acceptance, held_out_loss, held_out_prompts, model_card, teacher_forced
+    from .lattice import round_matrices
     from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
@@ -103,6 +104,7 @@ def build(work: Path, out: Path) -> dict[str, Any]:
     card["target_hours"] = optimise(
         target, text_loss(target), data, TARGET_RECIPE, work / "target.pt", "target"
     )
+    round_matrices(target)
     save(target, tokenizer, out / "model")
     spoken = own_words(work / "own_words.npy", out / "model", data)
     drafter = made_of(open_checkpoint(out / "model"), DRAFTER_LAYERS, None).module
@@ -115,6 +117,7 @@ def build(work: Path, out: Path) -> dict[str, Any]:
         work / "drafter.pt",
         "drafter",
     )
+    round_matrices(drafter)
     save(drafter, tokenizer, out / "model" / "drafter")
     models = {"target": (target, TARGET_RECIPE), "drafter": (drafter, DRAFTER_RECIPE)}
     for name, (model, recipe) in models.items():

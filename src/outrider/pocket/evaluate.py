@@ -96,7 +96,7 @@ def teacher_forced(
 
 def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
     """Return the acceptance of the finished pair at K = 4 over ``prompts``, 128 tokens each."""
-    llm = LLM(folder, num_speculative_tokens=4)
+    llm = LLM(folder, folder / "drafter", num_speculative_tokens=4)
     lengths: dict[str, Any] = {}
     for temperature in (0.0, 0.7, 1.0):
         params = [
