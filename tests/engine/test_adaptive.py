@@ -164,7 +164,7 @@ def test_drafts_come_back_after_a_request_that_they_only_slowed_down(
         return decide(segments, *others)
 
     monkeypatch.setattr(llm.engine.model, "decide", slow_once)
-    warm = SamplingParams(temperature=0.6, max_tokens=192, ignore_eos=True, seed=1)
+    warm = SamplingParams(temperature=0.6, max_tokens=192, ignore_eos=True, seed=2)
     first = llm.generate([pocket.prompts()[0]], warm)[0].metrics
     assert busy[0]
     assert first.drafted < 8

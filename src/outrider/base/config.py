@@ -32,8 +32,7 @@ LARGEST_MEMORY = 2**50
 class Preset:
     """A use: the longest draft for it, and P(accept) before anything is seen.
 
-    ``windows`` are the last tokens that each kind of drafter sees; docs/performance.md measures
-    them.
+    ``windows`` are the last tokens that each kind of drafter sees.
     """
 
     longest: int

@@ -179,8 +179,10 @@ class Learner:
         self._cast(sequences, chosen)
         own = time.perf_counter() - begin
         self._shadow_seconds = self._smoothed(self._shadow_seconds, own)
-        share = tuning.own_share if self._all_known else tuning.shadow_share
-        most = tuning.most_look_steps
+        if self._all_known:
+            share, most = tuning.own_share, tuning.most_shadow_steps
+        else:
+            share, most = tuning.shadow_share, tuning.most_look_steps
         self._shadow_every = self._steps_for(self._shadow_seconds, share, 1, most)
 
     def _learn_costs(
