@@ -75,7 +75,7 @@ class Tuning:
     new_drafts: int = 32  # drafts of a method whose steps are all looked at
     new_drafts_at_once: int = 4  # of one step that count as new, so that several steps tell a cost
     scored_sequences: int = 12  # whose drafts are scored in a step, at most; they take turns
-    most_shadow_steps: int = 64  # after which shadows are cast again; indices read longer runs faster
+    most_shadow_steps: int = 64  # after which known methods get shadows again, at most
     shadow_share: float = 0.01  # of the time that shadows may take until their methods are known
     shadowed_sequences: int = 4  # that get a shadow at a time, at most; they take turns
     shadow_depth: int = 4  # tokens of a draft that is scored without being verified
