@@ -27,13 +27,19 @@ def params_of(item: Item, temperature: float, seed: int, most: int) -> SamplingP
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep what is loaded out of the garbage collector's searches before each run."""
+    """Keep what is loaded out of the garbage collector's searches before each run.
+
+    What the caller has frozen stays frozen.
+    """
+    outermost = not gc.get_freeze_count()
     gc.collect()
-    gc.freeze()
+    if outermost:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if outermost:
+            gc.unfreeze()
 
 
 @dataclass(frozen=True)
