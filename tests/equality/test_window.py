@@ -36,8 +36,12 @@ CPU = "cpu"
 Paths: TypeAlias = Transformer | NativeTransformer
 Run = Callable[[Sequence[int], int, int], Logits]
 LENGTH = 150
-PARAMS = SamplingParams(temperature=0.8, max_tokens=40, seed=5, ignore_eos=True)
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=5, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+WAYS = [
+    pytest.param(GREEDY, id="greedy"),
+    pytest.param(PARAMS, id="sampled", marks=pytest.mark.engine),
+]
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
@@ -97,8 +101,7 @@ def drafts(llm: LLM, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) ->
     return found
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", WAYS)
 @pytest.mark.parametrize("window", [1, 5, 40])
 def test_the_output_is_plain_decodings(
     target: Path, drafter: Path, window: int, params: SamplingParams
@@ -117,8 +120,7 @@ def test_what_a_window_lets_through_is_the_configs(
     assert given != drafts(open_llm(target, drafter), PARAMS, monkeypatch)
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", WAYS)
 def test_what_no_draft_depends_on_is_not_run(
     target: Path, drafter: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
