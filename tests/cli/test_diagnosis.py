@@ -37,7 +37,8 @@ def test_problems_are_told_with_remedies_and_exit_code_1() -> None:
     done = outrider("ops", "diagnose", CASES / "wrong-family.json")
     assert done.exit_code == 1
     assert "## Acceptance is low" in done.stdout
-    assert done.stdout.index("Likely: The drafter is of another family") < done.stdout.index("Poss")
+    likely = done.stdout.index("Likely: The drafter is from another family")
+    assert likely < done.stdout.index("Poss")
     healthy = outrider("ops", "diagnose", CASES / "healthy-vllm.json")
     assert healthy.exit_code == 0
     assert "Nothing is wrong" in healthy.stdout

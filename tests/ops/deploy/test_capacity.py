@@ -205,7 +205,7 @@ def test_a_level_that_only_speculation_keeps() -> None:
     assert found.speculative is not None
     assert found.rollback == {}
     text = capacity_markdown(found)
-    assert "plain decoding does not keep the service levels" in text
+    assert "plain decoding does not meet the service levels" in text
 
 
 def catalogue(**changes: Any) -> Capacity:

@@ -302,7 +302,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "draft length is 0 at every batch size",
     ),
     (document("vllm", drafter={"required": True}), "drafter.method is none"),
-    (document("vllm", drafter={"num_speculative_tokens": 3}), "no drafter; name one"),
+    (document("vllm", drafter={"num_speculative_tokens": 3}), "no drafter; give a drafter"),
     (
         document("vllm", "ngram", drafter={"schedule": [[1, 9, 0]], "required": True}),
         "0 at every batch size",
@@ -330,7 +330,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
             target={"model": "t", "weights_gib": 141.0},
             memory={"gpu_gib": 80, "gpu_share": 0.9},
         ),
-        "Weights take 141.0 GiB of each GPU, but 90% of 80 GiB is 72.0 GiB",
+        "weights take 141.0 GiB on each GPU, but 90% of 80 GiB is 72.0 GiB",
     ),
     (
         document(
@@ -355,16 +355,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (document("vllm", "eagle3", drafter={"adaptive": True}), "chooses draft lengths itself"),
     (
         document("vllm", "eagle3", drafter={"tensor_parallel_size": 2}, parallel={"tensor": 4}),
-        "runs a drafter on the target's GPUs: give 4",
+        "runs a drafter on the target's GPUs; give 4",
     ),
     (
         document(
             "vllm", "draft_model", drafter={"tensor_parallel_size": 1}, parallel={"tensor": 4}
         ),
-        "runs a drafter on the target's GPUs: give 4",
+        "runs a drafter on the target's GPUs; give 4",
     ),
     (document("vllm", "ngram", drafter={"model": "org/d"}), "takes no checkpoint"),
-    (document("outrider", "ngram", drafter={"cpus": "8-15"}), "method ngram has none of"),
+    (document("outrider", "ngram", drafter={"cpus": "8-15"}), "method ngram has none; drop"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "eagle3"}}, "needs drafter.model"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "ngram"}}, "needs a draft length"),
     ({"engine": "vllm"}, "names no target"),
@@ -379,7 +379,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (document("vllm", target={"model": "--help"}), "must not begin with a hyphen"),
     (document("vllm", target={"model": "a\nb"}), "a text on one line"),
     (document("vllm", "ngram", drafter={"schedule": [[1, 4, 5], [6, 9, 1]]}), "begin at batch"),
-    (document("vllm", "ngram", drafter={"schedule": [[1, 4, 9]]}), "more than num_speculative"),
+    (document("vllm", "ngram", drafter={"schedule": [[1, 4, 9]]}), "exceeds num_speculative"),
     (document("vllm", "ngram", drafter={"schedule": 3}), "three whole numbers"),
     (document("vllm", "ngram", limits={"max_model_len": 4}), "does not fit into max_model_len"),
     (document("vllm", target={"model": "t", "dtype": "fp4"}), "target.dtype is 'fp4'"),

@@ -93,7 +93,7 @@ def test_likely_causes_come_first_and_refuted_ones_not_at_all() -> None:
     file = CASES[0].with_name("wrong-family.json")
     [problem] = diagnose(file, facts={"same_tokenizer": "yes", "temperature": 0})
     titles = [cause.title for cause in problem.causes]
-    assert titles[0] == "The drafter is of another family"
+    assert titles[0] == "The drafter is from another family"
     assert not any("tokenizer" in title or "Temperature" in title for title in titles)
     likely = [cause.likely for cause in problem.causes]
     assert likely == sorted(likely, reverse=True)
@@ -264,7 +264,7 @@ def test_facts_beside_metrics_reports_and_what_was_saved_are_read() -> None:
         ({"memory_used": True}, "give a number from 0 on"),
         ({"memory_used": 10**5000}, "a value too long to be shown"),
         ({"engine": "llm"}, "give outrider, vllm"),
-        ({"same_family": "perhaps"}, "give yes, or no"),
+        ({"same_family": "perhaps"}, "give yes or no"),
         ({"facts": {"sped": 1}}, "did you mean 'speedup'"),
         ({"speedup": None}, "holds no known facts"),
         ({}, "holds no known facts"),

@@ -264,7 +264,7 @@ def test_family_tokenizer_ratio_and_devices_decide_what_fits() -> None:
 def test_where_nothing_fits_lookups_are_named() -> None:
     found = asked("mistral-7b", None)
     assert {each.drafter for each in found.candidates} == {"suffix", "ngram"}
-    assert found.notes[0].startswith("no drafter of the catalogue fits mistral-7b")
+    assert found.notes[0].startswith("the catalogue has no drafter for mistral-7b")
     assert found.deployment.method in ("suffix", "ngram")
 
 
@@ -337,7 +337,7 @@ def test_rules_stand_beside_the_model_with_a_reason_where_they_differ() -> None:
         assert bool(rule.reason) == (rule.says == "do not")
     assert "breaks even at" in found["acceptance below 0.6"].reason
     assert "sequences fit" in found["memory pressure"].reason
-    assert "batch 64" in found["batch above 32"].reason
+    assert "batch size 64" in found["batch above 32"].reason
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_each_priority_has_its_stack(
     assert f"## Stack for {priority}" in text
     assert "claimed, not measured here" in text
     if priority == "latency":
-        assert "measure latency with it and without" in text
+        assert "measure latency with and without int8" in text
 
 
 # Reports
