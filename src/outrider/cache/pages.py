@@ -53,7 +53,7 @@ class PagePool:
     def grow(self, table: MutableSequence[int], tokens: int) -> bool:
         """Lengthen a page table until it covers ``tokens`` tokens; False if too few pages are free.
 
-        Takes the page after the table's last one if that is blank: a run is read without a gather.
+        It prefers the page after the table's last one: a run of pages is read without a gather.
         """
         missing = self.pages_for(tokens) - len(table)
         if missing > self.num_free:
@@ -82,7 +82,7 @@ class PagePool:
         gaps = np.diff(held, append=self.num_pages)
         place = int(gaps.argmax())
         start, widest = int(held[place]), int(gaps[place])
-        # The middle of a gap behind somebody's pages, so that both can go on growing.
+        # The middle of a gap, so that the table before it and this one can both grow.
         return start + (1 if start == NULL_PAGE else max(1, widest // 2))
 
     def truncate(self, table: MutableSequence[int], tokens: int) -> None:
@@ -92,7 +92,7 @@ class PagePool:
             self._drop(table.pop())
 
     def name(self, page: int, key: bytes) -> None:
-        """Give a page that is held the key ``key``, unless either has a partner already."""
+        """Give a held page the key ``key``, unless the page has a key or the key a page already."""
         if not self._references[page]:
             raise ValueError("a free page cannot be named")
         if key not in self._pages and page not in self._keys:
@@ -108,7 +108,7 @@ class PagePool:
         return sum(not self._references[page] for page in pages)
 
     def share(self, pages: Iterable[int]) -> list[int]:
-        """Hold ``pages``, found by key or held already, once more; return them as a table."""
+        """Add a reference to ``pages``, found by key or held already; return them as a table."""
         table = list(pages)
         if not all(self._used[page] for page in table):
             raise ValueError("a blank page cannot be shared")

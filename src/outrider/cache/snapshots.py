@@ -1,4 +1,4 @@
-"""States of sequences at the ends of pages, for others that begin alike."""
+"""States of sequences at the ends of pages, for others with the same prefix."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ States = NDArray[np.float32]
 
 
 class Snapshots:
-    """States behind the tokens up to a page's end, by the page's key.
+    """States after the tokens up to a page's end, by the page's key.
 
-    They take up to ``room`` bytes; those that were used longest ago go.
+    They take up to ``room`` bytes; the least recently used are dropped.
     """
 
     def __init__(self, room: int) -> None:
@@ -28,17 +28,17 @@ class Snapshots:
         return key in self._states
 
     def longest(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first pages have states behind the last of them."""
+        """Return the length of the longest prefix of pages with states at its end."""
         found = (n for n in range(len(keys), 0, -1) if keys[n - 1] in self._states)
         return next(found, 0)
 
     def get(self, key: bytes) -> States:
-        """Return the states behind a page, which count as used."""
+        """Return the states at a page's end, and mark them as used."""
         self._states.move_to_end(key)
         return self._states[key]
 
     def put(self, key: bytes, states: States) -> None:
-        """Keep the states behind a page."""
+        """Keep the states at a page's end."""
         if key in self._states:
             self._states.move_to_end(key)
             return

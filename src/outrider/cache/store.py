@@ -19,15 +19,15 @@ class Store:
         raise RuntimeError("this model's cache cannot be rearranged; draft chains only")
 
     def kept_tokens(self, key: str) -> int:
-        """Return behind how many tokens, the end of a page, a sequence's states are kept."""
+        """Return after how many tokens, at a page's end, a sequence's states are kept."""
         return 0
 
     def kept_states(self, key: str) -> NDArray[np.float32]:
-        """Return the states of a sequence behind its ``kept_tokens``."""
+        """Return the states of a sequence after its ``kept_tokens``."""
         raise RuntimeError("this model's cache has no states")
 
     def set_states(self, key: str, states: NDArray[np.float32], tokens: int) -> None:
-        """Let a sequence go on behind so many tokens, whose states these are."""
+        """Let a sequence continue after ``tokens`` tokens with the states given."""
         raise RuntimeError("this model's cache has no states")
 
     def release(self, key: str) -> None:

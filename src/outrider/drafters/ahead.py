@@ -1,8 +1,8 @@
-"""Drafting on while the target verifies, for a drafter on CPUs of its own.
+"""Drafts ahead while the target verifies, for a drafter on CPUs of its own.
 
-A position's noise is the same whoever draws first. So what is drafted behind a draft, as if all of
-it and the token after it were right, is what would be drafted later where they are; where they are
-not it is dropped.
+A position's noise does not depend on who draws first. So tokens drafted after a draft, as if all of
+it and the token after it were accepted, are those that the next step would draft if they are. If
+they are not, the tokens are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..sampling.shared_noise import Noise
 
 @dataclass
 class Chain:
-    """The nodes drafted behind the first ``base`` tokens of a sequence, up to ``most``.
+    """The nodes drafted after the first ``base`` tokens of a sequence, up to ``most``.
 
     All but the last are in the drafter's cache, on the sequence's ``pages`` as they were.
     """
@@ -55,12 +55,12 @@ class Chain:
         return Segment(self.tokens[-1:], place, self.pages, 1, prompt, (), (), self.sequence.id)
 
     def asked(self) -> DraftInput:
-        """Return what is asked of the next pass."""
+        """Return the draft input of the next pass."""
         budget = DraftBudget(1, 1, rates=self.rates)
         return DraftInput(self.sequence, budget, self.base + len(self.tokens))
 
     def take(self, nodes: DraftNodes) -> None:
-        """Take in what a pass drafted; nothing ends the chain."""
+        """Take in what a pass drafted; an empty draft ends the chain."""
         if not nodes.tokens:
             self.most = 0
         self.tokens += nodes.tokens
@@ -68,9 +68,9 @@ class Chain:
 
 
 def may_go_on(sequence: SequenceState, nodes: DraftNodes, noise: Noise) -> bool:
-    """Return True where a draft can be gone on with, whatever is committed meanwhile.
+    """Return True if a draft can be extended ahead, whatever is committed meanwhile.
 
-    Penalties and grammars look at all tokens before, of which the draft's are not committed yet.
+    Penalties and grammars look at all tokens before, and those of the draft are not committed yet.
     """
     pipeline = sequence.pipeline
     return bool(
@@ -83,7 +83,7 @@ def may_go_on(sequence: SequenceState, nodes: DraftNodes, noise: Noise) -> bool:
 
 
 def joined(nodes: DraftNodes, more: DraftNodes) -> DraftNodes:
-    """Return a chain of which all but the last is in the cache, with what was drafted behind it."""
+    """Return a chain, in the cache except for its last node, joined with what was drafted after."""
     count, drafted = len(nodes.tokens), len(more.tokens)
     whole = count + drafted
     margins = [*nodes.margins, *more.margins]
@@ -104,12 +104,12 @@ def first_of(nodes: DraftNodes, depth: int) -> DraftNodes:
 
 
 def behind(nodes: DraftNodes, count: int) -> DraftNodes:
-    """Return what a chain has behind its first nodes."""
+    """Return a chain without its first ``count`` nodes."""
     return DraftNodes.chain(nodes.tokens[count:])._replace(margins=nodes.margins[count:])
 
 
 class Ahead:
-    """A drafter that goes on with drafts on ``cores``, until it is stopped or they are full."""
+    """Extends drafts on ``cores`` while the target verifies, until stopped or all are full."""
 
     def __init__(self, model: RowsModel, store: Store, cores: Cores) -> None:
         self._model, self._store, self._cores = model, store, cores
@@ -118,7 +118,7 @@ class Ahead:
         self._enough = Event()
 
     def start(self, chains: Sequence[Chain], noise: Noise) -> None:
-        """Go on with drafts, until ``stop``."""
+        """Start to extend drafts, until ``stop``."""
         if chains:
             self._enough.clear()
             self._chains = chains
@@ -151,13 +151,13 @@ TURN = 16
 """Steps in a row with drafts ahead, or without, while they are compared."""
 TURNS = 8
 REST = 1024
-"""Steps that the faster ones stay, until they are compared again."""
+"""Steps for which the faster kind stays, until both are compared again."""
 WORTH = 1.01
-"""Times as fast that steps must be with drafts ahead."""
+"""Speedup that drafting ahead must bring."""
 
 
 class Duel:
-    """Steps with drafts ahead and steps without take turns; then the faster ones stay."""
+    """Steps with drafting ahead and steps without take turns; then the faster kind stays."""
 
     def __init__(self) -> None:
         self.on = True
@@ -188,7 +188,7 @@ class Duels:
         self._of = defaultdict[int, Duel](Duel)
 
     def on(self, streams: int) -> bool:
-        """Return whether drafts of so many sequences are gone on with."""
+        """Return whether to draft ahead in a batch of so many sequences."""
         return self._of[streams.bit_length()].on
 
     def observe(self, streams: int, tokens: int, seconds: float) -> None:

@@ -21,8 +21,8 @@ from ..sampling.shared_noise import Noise
 class Drafter(ABC):
     """Proposes tokens for the target to verify.
 
-    A drafter keeps its own state per sequence id and catches up by itself: it may see a sequence
-    first in the middle, and again after its pages were taken and given anew.
+    A drafter keeps its own state per sequence id and catches up by itself: it may first see a
+    sequence in the middle, and see it again after a preemption.
     """
 
     name: str
@@ -34,17 +34,17 @@ class Drafter(ABC):
     target_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it wants."""
     rows_at_once: int = 0
-    """Rows of its model for a sequence where one pass makes a whole draft, else 0."""
+    """Rows per sequence of its model if one pass makes a whole draft, else 0."""
     repeats: bool = False
-    """True if each pass of its model runs the rows of all passes before it once more."""
+    """True if each pass of its model runs the rows of all earlier passes again."""
     share: float = 1.0
-    """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
+    """Share of a target forward's time that a pass takes, if the drafter runs the target."""
     ahead: int = 0
-    """Tokens behind a draft that it drafts while the target verifies, which want pages too."""
+    """Tokens that it drafts after a draft while the target verifies; they need pages too."""
     ahead_share: float = 0.0
-    """Of its last drafts, the share that was drafted ahead and took no time of the step."""
+    """Share of its last drafts that was drafted ahead and took no time of the step."""
     catching_up: bool = False
-    """True if its last drafts waited for, or took time to read, what it had not seen."""
+    """True if its last drafts waited for, or took time for, the reading of unread tokens."""
 
     @property
     def model(self) -> RowsModel | None:
@@ -52,7 +52,7 @@ class Drafter(ABC):
         return None
 
     def attach(self, store: Store) -> None:
-        """Take the target's cache, once: for drafters that run the target itself."""
+        """Receive the target's cache, once: for drafters that run the target itself."""
         return
 
     def measured(self, row: float) -> None:
@@ -69,16 +69,16 @@ class Drafter(ABC):
         """
 
     def peek(self, sequence: SequenceState, depth: int) -> DraftNodes | None:
-        """Return a chain behind one sequence that costs next to nothing; None where it costs more.
+        """Return a chain after one sequence if it costs next to nothing, else None.
 
         It is scored against the target's tokens, not verified, to learn what drafts would bring.
         """
         return None
 
     def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
-        """Search for what drafts need, in each step, whoever drafts; return True if it took time.
+        """Do work that drafts need, in every step, chosen or not; return True if it took time.
 
-        Of ``sequences`` only the last token is not in the cache.
+        All tokens of ``sequences`` except the last one are in the cache.
         """
         return False
 
@@ -91,14 +91,14 @@ class Drafter(ABC):
         return 0
 
     def observe(self, record: StepRecord) -> None:
-        """Take in a committed step, whoever drafted: its sequences have their new tokens.
+        """Take in a committed step of any drafter; its sequences have their new tokens.
 
-        Its hidden states are those of the layers that all drafters want.
+        Its hidden states are those of all layers that any drafter wants.
         """
         return
 
     def release(self, seq_id: str, ended: bool) -> None:
-        """Forget a sequence: it ``ended``, or its pages were taken and it will come again."""
+        """Forget a sequence: it ``ended``, or it was preempted and will come again."""
         return
 
 
@@ -131,25 +131,25 @@ class ChainDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a drafter, which the engine sizes memory by."""
+    """The needs of a drafter, by which the engine sizes memory."""
 
     page_bytes: int = 0
-    """Of its cache or index, for each page of the target's."""
+    """Bytes of its cache or index for each page of the target's."""
     fixed_bytes: int = 0
     max_nodes: int = 0
     """Most nodes of a draft, 0 for chains."""
     target_layers: tuple[int, ...] = ()
     """Layers whose hidden states it wants."""
     loaded: Any = None
-    """Goes back to ``make`` as it is."""
+    """Passed on to ``make`` unchanged."""
     scratch_pages: int = 0
-    """Of the target's cache, behind its pool, for use within a call of the drafter."""
+    """Pages of the target's cache, after its pool, for use within a call of the drafter."""
     weight_bytes: int = 0
-    """Of weights that the target does not hold too."""
+    """Bytes of weights that it does not share with the target."""
     state_bytes: int = 0
-    """Of the states of its layers, for each sequence."""
+    """Bytes of its layers' states for each sequence."""
     note: str = ""
-    """Told of the drafter at start."""
+    """Shown about the drafter at start."""
 
 
 def memory_of(needs: Needs) -> str:
@@ -182,7 +182,7 @@ class DrafterContext:
         config: limits of the engine.
         max_model_len: longest sequence, in tokens.
         needs_logits: drafts must carry the distributions that they were drawn from.
-        num_pages: of the target's pool, behind which scratch pages begin; 0 while needs are asked.
+        num_pages: of the target's pool, after which scratch pages begin; 0 in a call of ``needs``.
         needs: what ``DrafterSpec.needs`` returned.
     """
 
@@ -196,7 +196,7 @@ class DrafterContext:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The target's tokenizer; the first to ask waits until it is built."""
+        """The target's tokenizer, built at the first access; None for a model without text."""
         return None if self.tokenizes is None else self.tokenizes()
 
 
@@ -223,12 +223,12 @@ class DrafterSpec(ABC):
     proposes: ClassVar[str] = ""
     """Its kind and its proposal, for ``outrider explain``; ``{k}`` stands for the tokens."""
     by_folder: ClassVar[bool] = False
-    """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
-    the target."""
+    """True if a checkpoint's folder chooses it; its name then means the folder beside the
+    target."""
     retokenizes: ClassVar[bool] = False
     """True if its checkpoint has a tokenizer of its own."""
     auto: bool = False
-    """True if it stands for whatever is at hand, which may be nothing."""
+    """True if it stands for whatever drafters are available, perhaps none."""
     members: tuple["DrafterSpec", ...] = ()
     """The drafters that it is made of; none for a single one."""
     placed: ClassVar[bool] = False
@@ -244,16 +244,16 @@ class DrafterSpec(ABC):
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
-        """Return the drafter that ``LLM(drafter=option)`` means, None where it is another's.
+        """Return the drafter that ``LLM(drafter=option)`` means, None if it means another one.
 
-        A drafter answers to its name, unless it reads the option otherwise.
+        By default the option must be the drafter's name.
         """
         return cls() if option == cls.name else None
 
     def needs(self, context: DrafterContext) -> Needs:
-        """Return what the drafter takes of the engine; loads what it must to know that.
+        """Return what the drafter needs from the engine; loads what it must to know that.
 
-        Raises ModelError, ConfigError: it cannot draft for this target.
+        Raises ModelError or ConfigError if it cannot draft for this target.
         """
         return Needs()
 
@@ -273,7 +273,7 @@ class FolderSpec(DrafterSpec):
     def of(cls, files: Files) -> Self | None:
         """Return the drafter of a checkpoint that may be opened already; None if it is another's.
 
-        Raises ModelError: the checkpoint is damaged.
+        Raises ModelError if the checkpoint is damaged.
         """
         spec = cls(files.folder)
         vars(spec)["files"] = files  # the cached property

@@ -1,4 +1,4 @@
-"""DFlash, DFlash2 and DSpark: a head drafts a block in one pass, behind the target's states.
+"""DFlash, DFlash2 and DSpark: a head drafts a block in one pass, from the target's states.
 
 See ``models.native_block``.
 """
@@ -43,7 +43,7 @@ class BlockSpec(HeadSpec):
 
 
 class BlockDrafter(EagleDrafter[NativeBlock]):
-    """Drafts with a head whose cache has an entry of each token's own state, all but the last's."""
+    """Drafts with a head whose cache has an entry from each token's own state but the last's."""
 
     name = "dflash"
     _ahead = 1
@@ -53,5 +53,5 @@ class BlockDrafter(EagleDrafter[NativeBlock]):
         self.rows_at_once = self.max_length + (not self._model.block.from_anchor)
 
     def _ends(self, sequence: SequenceState, start: int, count: int) -> dict[int, int]:
-        """Return nothing: no entry is made of another token's state."""
+        """Return nothing: no entry is made from another token's state."""
         return {}

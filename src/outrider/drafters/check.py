@@ -22,9 +22,9 @@ from .mtp import MtpSpec
 from .retokenize import RetokenizeSpec
 
 DRAFT_TOKENS = 4
-"""Tokens of the drafts by which losses are told."""
+"""Tokens of the drafts for which losses are computed."""
 SHOWN_ENTRIES = 3
-"""Differences of tokenizers that are named."""
+"""Differences of tokenizers that are shown."""
 
 
 class Fact(NamedTuple):
@@ -35,13 +35,13 @@ class Fact(NamedTuple):
     target: str
     fits: bool
     value: float | None = None
-    """The share that the words tell."""
+    """The number in the words, if there is one."""
 
 
 def check_retokenized(folder: Path, target: Path, texts: Sequence[str]) -> tuple[str, list[Fact]]:
-    """Return how a checkpoint with another tokenizer fits the target, and loses on ``texts``.
+    """Return how a checkpoint with another tokenizer fits the target, and its losses on ``texts``.
 
-    Raises ModelError: one of them cannot be read.
+    Raises ModelError if one of them cannot be read.
     """
     return RetokenizeSpec.name, [*_retokenized(Files(folder), Files(target), texts)]
 
@@ -81,10 +81,10 @@ def _retokenized(own: Files, target: Files, texts: Sequence[str]) -> Iterator[Fa
 
 
 def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return which share of the tokens of texts, ids of the target, a drafter can say.
+    """Return the share of ``texts``' tokens, ids of the target, that a drafter can draft.
 
-    And how much drafts lose: one of ``DRAFT_TOKENS`` begins at each token and ends at the first
-    that is not shared; the tokens behind that are lost.
+    Also return the share that drafts lose: one of ``DRAFT_TOKENS`` begins at each token and ends
+    before the first that is not shared; the rest is lost.
     """
     known = {id for id in shared.targets if id >= 0}
     said = count = reached = asked = 0
@@ -100,9 +100,9 @@ def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float,
 
 
 def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
-    """Return what a checkpoint is as a drafter, and how it fits the target in a folder.
+    """Return which kind of drafter a checkpoint is, and how it fits the target in a folder.
 
-    Raises ModelError: one of them cannot be read.
+    Raises ModelError if one of them cannot be read.
     """
     both = Files(folder), Files(target)
     head = read_head(both[0])
@@ -112,9 +112,9 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
 
 
 def check_mtp(target: Path) -> tuple[str, list[Fact]]:
-    """Return whether the MTP layers inside a target are there, and whole.
+    """Return whether the MTP layers inside a target exist and are complete.
 
-    Raises ModelError: the target cannot be read.
+    Raises ModelError if the target cannot be read.
     """
     files = Files(target)
     own = MtpSpec.inside(files)

@@ -33,20 +33,20 @@ from .states import PageNotes, StateRing, Waiting
 
 HeadT = TypeVar("HeadT", bound=NativeHead | JoinedModel | NativeBlock)
 UNREAD_STATES = 4096
-"""States that wait to be read, of all sequences together, or those of a step if they are more; a
-sequence that has more drafts from a shorter context."""
+"""Most states that wait to be read, of all sequences together, or those of a step if more; a
+sequence that has more unread drafts from a shorter context."""
 WAITING_PROMPT_ROWS = 1024
-"""Rows of prompts, of all sequences, whose states can wait until their first token is out."""
+"""Most prompt rows, of all sequences, whose states can wait until the first token is emitted."""
 UNSEEN_ROWS = 128
-"""Rows of steps in which others drafted that wait to be taken in."""
+"""Most rows that wait to be taken in, from steps in which others drafted."""
 SURE_ROWS = LASTING_ROWS - UNSEEN_ROWS - 2 * FEW_ROWS
-"""Rows of steps that were taken in for which states of earlier ones may wait."""
+"""Rows of later steps up to which a row may wait for its state to be made."""
 AWAKE_STEPS = 64
-"""Steps for which one with drafts keeps a head awake; asleep it lets go of older states."""
+"""Steps for which a step with drafts keeps a head awake; asleep it drops older states."""
 MOST_AWAKE_STEPS = 256
-"""Steps after which a head sleeps if it does not draft, at most."""
+"""Most steps without a draft after which a head sleeps."""
 WAITING_ROWS = 32
-"""Other rows whose states are made at once. One in each step would read a matrix for one row."""
+"""Other rows whose states are made together: one per step would read a matrix for one row."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def head_needs(
     target: NativeTransformer,
     longest: int | None = None,
 ) -> Needs:
-    """Return what a head that drafts ``longest`` tokens takes of the engine beside its target."""
+    """Return the needs of a head that drafts ``longest`` tokens, beside its target."""
     nodes = num_nodes(config, longest or config.max_draft_length, target)
     width = 4 * model.hidden_size
     layers = tuple(sorted({*model.target_layers}))
@@ -92,7 +92,7 @@ def head_needs(
 
 
 def _room(config: EngineConfig, nodes: int) -> int:
-    """Return how many states wait to be read at most."""
+    """Return the most states that wait to be read."""
     return max(UNREAD_STATES, config.max_num_batched_tokens + config.max_num_seqs * (1 + nodes))
 
 
@@ -100,8 +100,8 @@ def _room(config: EngineConfig, nodes: int) -> int:
 class _HeadState:
     """The part of a sequence that is in the head's cache.
 
-    Entries at positions from ``first`` to ``num_computed`` are the sequence's, of which all that
-    full pages hold is noted for the first ``noted`` of them.
+    Entries at positions from ``first`` to ``num_computed`` are the sequence's. The first ``noted``
+    pages are noted as complete.
     """
 
     first: int = 1
@@ -119,15 +119,15 @@ class Unseen(NamedTuple):
 
 
 class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
-    """Drafts with a head that reads each token beside the target's state of the token before it.
+    """Drafts with a head that reads each token with the target's state of the token before it.
 
-    The entry of a token thus depends on the tokens up to it, as in any cache: pages are shared as
-    the target's are. The first token has no state before it, and so no entry.
+    So a token's cache entry depends on the tokens up to it, as in any KV cache, and pages are
+    shared as the target's are. The first token has no state before it, and so no entry.
     """
 
     name = "eagle3"
     _ahead = 0
-    """Places by which entries lie before the tokens that they are counted by."""
+    """Positions by which an entry lies before the token that it is counted with."""
 
     def __init__(self, context: DrafterContext) -> None:
         model: HeadT
@@ -142,9 +142,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         self._usual = self.max_length + 1
         self._ring = StateRing(_room(config, self.max_nodes), model.hidden_size)
         self._end_states = np.zeros((context.num_pages, model.hidden_size), np.float32)
-        """Of the last token of each page, so that others may go on behind a shared prefix."""
+        """States of each page's last token, from which others continue after a shared prefix."""
         self._notes = PageNotes(self._page_size)
-        self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
+        self._ended: dict[int, bytes] = {}  # pages whose last token's state is kept, or waits
         self._unseen = deque[Unseen]()
         self._num_unseen = 0
         """Rows of steps that were not taken in yet."""
@@ -177,7 +177,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         state = self._state(sequence, stop)
         start = state.num_computed
         if start >= stop:
-            return None  # the state behind the token before the last one is not known
+            return None  # the state of the token before the last one is not known
         end = min(stop, start + max(self._room, self._usual))
         if stop - start > self._usual:
             self._room -= end - start
@@ -194,9 +194,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         start = state.num_computed
         known = self._ring.first_known(sequence.id, end - 1)
         states = self._ring.read(sequence.id, max(known, start - 1), end - 1)
-        if end - start > self._usual:  # old ones, which others' may take the place of
+        if end - start > self._usual:  # old states, which new ones may overwrite
             states = states.copy()
-        if known > start - 1:  # the last token of a page that another sequence computed
+        if known > start - 1:  # the first state ends a page that another sequence computed
             page = sequence.pages[start // self._page_size - 1]
             if any(page in each.ends for parts in self._waiting.values() for each in parts):
                 self._make([*self._waiting])
@@ -216,7 +216,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         )
 
     def _state(self, sequence: SequenceState, stop: int) -> _HeadState:
-        """Return a sequence's state; its context begins anew where states have been lost."""
+        """Return a sequence's state; its context starts later if states have been lost."""
         state = self._states.get(sequence.id)
         if state is None:
             state = self._states[sequence.id] = self._known(sequence)
@@ -237,7 +237,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         """Keep a step, and take it in at once if this head drafted or a prompt was read.
 
         Steps in which others draft wait, so that they cost next to nothing. A head that has not
-        drafted for long keeps the latest ones alone, and then drafts from a shorter context.
+        drafted for long keeps only the latest ones, and later drafts from a shorter context.
         """
         self._learn(record)
         states, plan = record.states, record.plan
@@ -259,7 +259,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         self._drafts = False
 
     def _let_go(self, room: HiddenRoom) -> None:
-        """Let go of all but the latest steps, and of one whose states the next one overwrites."""
+        """Drop all but the latest steps; all if the next one overwrites the last one's states."""
         most = 0 if room.number is None else UNSEEN_ROWS
         while self._num_unseen > most:
             self._num_unseen -= self._unseen.popleft().room.count
@@ -320,7 +320,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
     def _make_some(self, room: HiddenRoom) -> None:
         """Make the states of decoding sequences, if they are many or next steps need the room.
 
-        Whose prompt was read in chunks has copies.
+        Sequences whose prompt was read in chunks have copies.
         """
         others = [name for name in self._waiting if name not in self._prompts]
         parts = [part for name in others for part in self._waiting[name]]
@@ -332,7 +332,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
                 self._make(others)
 
     def _ends(self, sequence: SequenceState, start: int, count: int) -> dict[int, int]:
-        """Return the pages whose last tokens are among ``count`` from ``start`` on, and which.
+        """Return by page which of ``count`` tokens from ``start`` on is its last one, if any.
 
         A sequence that has ended has given its pages back.
         """
@@ -349,9 +349,9 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         return ends
 
     def _has_end(self, sequence: SequenceState, position: int) -> bool:
-        """Return True where the state before a position is that of a page's last token, and kept.
+        """Return True if the state before a position is that of a page's last token, and kept.
 
-        It is not where the sequence that computed the token ended with it.
+        It is not kept if the sequence that computed the token ended with it.
         """
         number, between = divmod(position, self._page_size)
         if between or not 0 < number <= len(sequence.keys):
@@ -366,7 +366,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         self._fuse([(name, part) for name in sequences for part in self._waiting.pop(name)])
 
     def _fuse(self, parts: Sequence[tuple[str, Waiting]]) -> None:
-        """Make states, those that lie in one place together, as far as the ring has room."""
+        """Make states, together for parts in one array as far as the ring has room."""
         begin = count = 0
         for end, (_, part) in enumerate(parts):
             if (
@@ -395,7 +395,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
             self._end_states[pages] = ring.states[at]
 
     def _known(self, sequence: SequenceState) -> _HeadState:
-        """Return the state of a new sequence whose beginning others may have computed."""
+        """Return the state of a new sequence, whose prefix others may have computed."""
         noted = self._notes.num_whole(sequence)
         return _HeadState(1, max(1, noted * self._page_size + self._ahead), noted)
 
@@ -403,7 +403,7 @@ class EagleDrafter(ForwardDrafter[HeadT], Generic[HeadT]):
         if self._awake:
             self._see()
         if any(each.ends for each in self._waiting.get(seq_id, ())):
-            self._make([seq_id])  # for its pages, which others may go on behind
+            self._make([seq_id])  # others may continue after its pages
         self._waiting.pop(seq_id, None)
         self._prompts.discard(seq_id)
         self._ring.release(seq_id)

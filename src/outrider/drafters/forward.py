@@ -34,7 +34,7 @@ ModelT = TypeVar("ModelT", bound=RowsModel)
 
 
 def num_nodes(config: EngineConfig, longest: int, target: Model) -> int:
-    """Return the most nodes of a draft of trees, where the engine chooses chains or trees."""
+    """Return the most nodes of a draft; ``NODES`` where the engine chooses chains or trees."""
     most = config.max_draft_nodes
     if most is None and config.num_speculative_tokens is None and target.trees:
         most = NODES
@@ -107,15 +107,15 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
         return draft
 
     def _asked(self, item: Scheduled, budget: DraftBudget) -> DraftInput:
-        """Return what is drafted behind a sequence's rows."""
+        """Return what is to be drafted after a sequence's rows."""
         return DraftInput(item.sequence, draft_limits(budget, self._choices))
 
     @abstractmethod
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
-        """Return the rows that are read next; a draft begins behind those that want logits."""
+        """Return the rows to read next; a draft begins after those that want logits."""
 
     def _learn(self, record: StepRecord) -> None:
-        """Let the list of likely ids follow what a step has committed."""
+        """Update the list of likely ids from what a step has committed."""
         if self._likely is not None:
             for item in record.plan.batch:
                 self._likely.learn(item.sequence)
@@ -131,9 +131,9 @@ class ForwardDrafter(Drafter, Generic[ModelT]):
 class CachedState:
     """The part of a sequence that is in the drafter's cache.
 
-    The first ``num_computed`` entries are the sequence's tokens. Behind the first ``base`` of them
-    lie those nodes of the last draft that were run, on ``pages``, the first of which holds the
-    entry at ``base``. The first ``noted`` pages are noted as whole.
+    The first ``num_computed`` entries are the sequence's tokens. After the first ``base`` of them
+    come the nodes of the last draft that were run, on ``pages``, the first of which holds the
+    entry at ``base``. The first ``noted`` pages are noted as complete.
     """
 
     num_computed: int = 0
@@ -142,12 +142,12 @@ class CachedState:
     nodes: DraftNodes = NO_NODES
     pages: array[int] = field(default_factory=lambda: array("i"))
     queue: DraftNodes = NO_NODES
-    """A chain that was drafted ahead behind the sequence's tokens: all but its last node are in the
-    cache, behind ``num_computed``."""
+    """A chain that was drafted ahead after the sequence's tokens: all but its last node are in the
+    cache, after ``num_computed``."""
 
 
 class CachedDrafter(ForwardDrafter[ModelT]):
-    """Keeps in its cache what was drafted and is committed; its states are ``CachedState``."""
+    """Keeps cache entries of drafted tokens that are committed; states are ``CachedState``."""
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
@@ -159,7 +159,7 @@ class CachedDrafter(ForwardDrafter[ModelT]):
         return draft
 
     def _keep_accepted(self, state: CachedState, committed: Sequence[int]) -> None:
-        """Move what was computed of the committed tokens to its place."""
+        """Move the entries of drafted tokens that were committed to their places."""
         nodes, last, count = state.nodes, -1, 0
         size, length = self._page_size, len(committed)
         first = state.base // size

@@ -27,7 +27,7 @@ class HeadSpec(FolderSpec):
         return super().of(files) if head is not None and head.kind in cls.kinds else None
 
     def head(self) -> Head:
-        """Return what the checkpoint says. Raises ModelError: it is no head of one of the kinds."""
+        """Return the checkpoint's head. Raises ModelError if it is not one of the ``kinds``."""
         head = read_head(self.files)
         if head is None or head.kind not in self.kinds:
             raise ModelError(f"{self.folder} is no head for drafter {self.name!r}; give one.")
@@ -37,7 +37,7 @@ class HeadSpec(FolderSpec):
 def verifier_of(head: Head) -> Files:
     """Return the target that a head names: a folder inside its own, an absolute one, or the hub's.
 
-    Raises ModelError: it names none, one that is not at hand, or another head.
+    Raises ModelError if it names none, one that cannot be found, or another head.
     """
     name, folder = head.verifier, head.folder
     remedy = f"give the target as the model, and drafter={str(folder)!r}."
@@ -65,7 +65,7 @@ def verifier_of(head: Head) -> Files:
 def native_target(name: str, context: DrafterContext) -> NativeTransformer:
     """Return the target, which the native step runs.
 
-    Raises ConfigError: torch runs it, or a ratio rule is in use.
+    Raises ConfigError if torch runs it, or a ratio rule is in use.
     """
     if not isinstance(context.model, NativeTransformer):
         raise ConfigError(

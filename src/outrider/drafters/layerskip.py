@@ -1,6 +1,6 @@
 """Self-speculation: the target drafts for itself, without some of its sublayers.
 
-They are searched for while it writes (see ``skips``), or all behind a layer are left out, for
+They are searched for during decoding (see ``skips``), or all after a layer are skipped, for
 checkpoints that are trained to exit there (Elhoushi et al., "LayerSkip", 2024).
 """
 
@@ -51,7 +51,7 @@ UNPAID_SHARE = 0.02
 IDLE_SECONDS = 1.0
 """Seconds between two steps after which the engine counts as idle."""
 LAYERS_THAT_RUN = 16
-"""Layers that run at least where nobody said how many, or half of them if those are fewer."""
+"""Least layers that run by default, or half of the layers if that is fewer."""
 MOST_WORKLOADS = 64
 """Workloads whose sets are kept."""
 NUMBER = r"[0-9]{1,6}"
@@ -61,10 +61,10 @@ FORMS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "adaptive": ("true|false", "true".__eq__),
     "exit_layer": (NUMBER, int),
 }
-"""The texts of options behind the drafter's name, and what reads them."""
+"""The patterns of option values after the drafter's name, and their parsers."""
 UNKNOWN_FORM = r"(?!)", str
 LOGITS_AT_ONCE = 2
-"""Logits of a window's rows that lie in memory at once."""
+"""Sets of logits of a window's rows that are in memory at once."""
 SUFFIX = ".json"
 KIND = "drafter"
 """The key by which a file says that it holds the sublayers of a drafter."""
@@ -75,12 +75,12 @@ class LayerskipSpec(DrafterSpec):
     """The target without some of its sublayers.
 
     Args:
-        skip_threshold: chance, as its margin tells, below which nothing follows a drafted token.
-        min_layers: layers' worth of sublayers that run; None for 16, or half if that is fewer.
+        skip_threshold: probability of a token, by its margin, below which the draft ends with it.
+        min_layers: least layers' worth of sublayers that run; None for 16, or half if fewer.
         adaptive: search for the sublayers; if not, they are evenly spread.
         exit_layer: run the layers below it; None for any sublayers.
-        kept: run these sublayers, without a search; none to choose them.
-        layers: of the target that ``kept`` were found for; None if that is known to fit.
+        kept: run these sublayers, without a search; empty to choose them.
+        layers: number in the target that ``kept`` was found for; None if it is known to fit.
     """
 
     name = "layerskip"
@@ -123,7 +123,7 @@ class LayerskipSpec(DrafterSpec):
 
     @classmethod
     def _saved(cls, file: Path) -> Self:
-        """Return the drafter with the sublayers in a file. Raises ModelError: it has none."""
+        """Return the drafter with the sublayers in a file. Raises ModelError if it has none."""
         values = Fields(read_object(file), str(file))
         layers, kept = values.whole("layers", 1), values.listed("sublayers", int)
         if not kept or kept != sorted({*kept}) or not 0 <= kept[0] <= kept[-1] < 2 * layers:
@@ -133,7 +133,7 @@ class LayerskipSpec(DrafterSpec):
     def _space(self, target: NativeTransformer, longest: int) -> Space:
         """Return the sets to choose from.
 
-        Raises ConfigError: an option is out of its range, or nothing can be left out.
+        Raises ConfigError if an option is out of its range, or nothing can be skipped.
         """
         layers, exit_layer = target.shape.num_layers, self.exit_layer
         least = min(LAYERS_THAT_RUN, layers // 2) if self.min_layers is None else self.min_layers
@@ -178,7 +178,7 @@ class LayerskipSpec(DrafterSpec):
         )
 
     def _skips(self, space: Space) -> Skips | None:
-        """Return the sublayers that are left out; None if they are searched for."""
+        """Return the sublayers that are skipped; None if they are searched for."""
         if self.exit_layer is not None:
             return frozenset(range(2 * self.exit_layer, 2 * space.layers))
         if self.kept:
@@ -194,8 +194,8 @@ class LayerskipSpec(DrafterSpec):
 class LayerskipDrafter(Drafter):
     """Drafts with the target's own cache, and without some of its sublayers.
 
-    The rows of a draft are the sequence's last token, which the cache lacks, and the nodes behind
-    it. They read what the target has committed, and lie where its verification writes anew.
+    The rows of a draft are the sequence's last token, which the cache lacks, and the nodes after
+    it. They read the target's committed entries, and their own are overwritten by verification.
     ``skips`` are the sublayers that are skipped; None to search for them.
     """
 
@@ -254,7 +254,7 @@ class LayerskipDrafter(Drafter):
                 and sequence.pipeline.native_handle
             ):
                 sublayers = self._fixed or self._search_of(sequence.workload).sublayers
-                if sublayers:  # without any no draft would pay
+                if sublayers:  # empty if no draft pays
                     groups.setdefault(sublayers, []).append(i)
         for sublayers, group in groups.items():
             segments, inputs = [], []
@@ -272,7 +272,7 @@ class LayerskipDrafter(Drafter):
         return draft
 
     def _search_of(self, workload: str) -> Search:
-        """Return the search of a workload; a new one begins where the last one has come to."""
+        """Return the search of a workload; a new one starts from the latest one's result."""
         search = self.searches.get(workload)
         if search is None:
             like = next((s for s in reversed(self.searches.values()) if s.rank), None)
@@ -319,9 +319,9 @@ class LayerskipDrafter(Drafter):
 
 
 def save_skips(file: Path, layers: int, sublayers: Sequence[int], more: Mapping[str, Any]) -> None:
-    """Write the sublayers that run of a target's ``layers`` to a file, and what is known of them.
+    """Write to a file which sublayers of a target's ``layers`` run, and ``more`` about them.
 
-    Raises ConfigError: see ``check_file``.
+    Raises ConfigError, see ``check_file``.
     """
     check_file(file)
     kept = {KIND: LayerskipSpec.name, "layers": layers, "sublayers": [*sublayers], **more}
@@ -329,7 +329,7 @@ def save_skips(file: Path, layers: int, sublayers: Sequence[int], more: Mapping[
 
 
 def check_file(file: Path) -> None:
-    """Raise ConfigError: a file to write is not a ``SUFFIX`` file, or something else already."""
+    """Raise ConfigError unless a file to write is a ``SUFFIX`` file, new or written before."""
     if file.suffix != SUFFIX:
         raise ConfigError(f"{file} is no name of a {SUFFIX} file; give one.")
     if file.exists() and not is_saved(file):
@@ -344,9 +344,9 @@ def is_saved(file: Path) -> bool:
 
 
 def sure_rates(threshold: float) -> Rates:
-    """Return rates of 1 for margins that stand for a chance of ``threshold`` and more, else of 0.
+    """Return rates of 1 for margins that mean a probability of at least ``threshold``, else of 0.
 
-    A margin is that of the log odds against the next candidate.
+    A margin is taken as log odds against the next candidate.
     """
     table = np.zeros((DEPTHS, RANKS, BINS), np.float32)
     for bin, margin in enumerate((0.0, *MARGINS)):

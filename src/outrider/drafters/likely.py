@@ -1,10 +1,10 @@
-"""The list of likely ids that a drafter draws from, which follows the texts.
+"""The list of likely ids that a drafter draws from, which adapts to the texts.
 
-A pass reads the head whole, a row for each id, though few ids ever occur. As in Zhao et al.,
+A full pass reads the whole head, a row for each id, though few ids ever occur. As in Zhao et al.,
 "FR-Spec: Accelerating large-vocabulary language models via frequency-ranked speculative sampling",
 2025, drafts come from the rows of likely ids alone. Other ids are never drafted; the target still
-chooses among all. Here nobody counts a corpus: ids come onto the list as they occur, and are kept
-in the cache folder for other starts.
+chooses among all. Here no corpus is counted: ids are listed as they occur, and kept in the cache
+folder for later starts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .base import DrafterContext
 SIZE = 32768
 """Ids on the list."""
 LARGE = 2 * SIZE
-"""Ids of a vocabulary, at least, where drafts come from a list."""
+"""Least ids of a vocabulary for which drafts come from a list."""
 LEAST_SHARE = 0.2
-"""Share of the weights of a pass that the head has there, at least."""
+"""Least share of a pass's weights that is the head's, for the same."""
 WINDOW = 64
-"""Tokens that the share of a text which is not on the list is a mean of, about."""
+"""Tokens, about, over which the share of a text that is not on the list is averaged."""
 MOST_MISSED = 0.05
-"""Of a text's tokens, those that were not on the list; where they are more drafts come from all."""
+"""Largest such share; above it drafts come from all ids."""
 KEPT_AFTER = 64
-"""New ids on the list after which it is kept."""
+"""New ids on the list after which it is saved."""
 logger = logging.getLogger("outrider")
 
 
 def pays(shape: Architecture) -> bool:
-    """Return whether the head is a part of a pass that is worth a list."""
+    """Return whether the head is so large a part of a pass that a list pays."""
     a = shape
     attention = a.head_dim * 2 * (a.num_heads + a.num_kv_heads)
     layers = a.num_layers * (attention + 3 * a.intermediate_size)
@@ -55,7 +55,7 @@ def ids_file(files: Iterable[Path]) -> Path:
 
 
 def read_ids(file: Path, vocabulary: int, most: int) -> list[int]:
-    """Return the ids that a file keeps; none where they are not those of such a vocabulary."""
+    """Return the ids that a file keeps; empty if they do not fit such a vocabulary."""
     try:
         kept: Any = read_kept(file)
         ids, whole = kept["ids"], kept["vocabulary"] == vocabulary
@@ -73,7 +73,7 @@ def read_ids(file: Path, vocabulary: int, most: int) -> list[int]:
 def likely_ids(
     model: NativeModel, files: Iterable[Path], context: DrafterContext
 ) -> LikelyIds | None:
-    """Return the list that a model read from ``files`` draws from; None where none pays."""
+    """Return the list for drafts of a model read from ``files``; None if none pays."""
     if not pays(model.shape) or context.needs_logits:
         return None
     return LikelyIds(model, ids_file(files) if context.config.repack_cache else None)
@@ -82,9 +82,9 @@ def likely_ids(
 class LikelyIds:
     """The list of a drafter's ``model``: ids by place, each with a copy of its row of the head.
 
-    It begins with the ids in ``file`` (None: nothing is kept), what ends a text, and the lowest,
-    which in vocabularies of merges are the most frequent. An id that occurs and is not on it takes
-    the place of one that has not occurred for long; of those that never did the highest goes first.
+    It begins with the ids in ``file`` (None: nothing is kept), end tokens, and the lowest ids, the
+    most frequent ones in vocabularies of merges. An id that occurs and is not on it takes the place
+    of one that has not occurred for long; among those that never did, the highest goes first.
     """
 
     def __init__(self, model: NativeModel, file: Path | None) -> None:
@@ -101,7 +101,7 @@ class LikelyIds:
         self._learned = set(kept)
         self._hand = self._new = 0
         self._texts: dict[str, tuple[int, float]] = {}
-        """By sequence, how many tokens were read, and the share of them that was not listed."""
+        """By sequence, how many tokens were read, and the recent share that was not on the list."""
         model.library.set_likely(model.handle, size, range(size), self._ids)
         model.likely = size
 

@@ -21,8 +21,8 @@ class MedusaSpec(HeadSpec):
 
     Args:
         choices: the tree that they draft, a list of paths of ranks; None for that of the checkpoint
-            (``medusa_choices`` in its config.json), or where it has none for trees that are learned
-            from what is accepted.
+            (``medusa_choices`` in its config.json), or if it has none, for trees that follow
+            acceptance.
     """
 
     name = "medusa"
@@ -41,7 +41,7 @@ class MedusaSpec(HeadSpec):
     def _choices(self, head: Head, longest: int) -> Choices | None:
         """Return the tree to draft, of ``longest`` levels at most.
 
-        Raises ModelError: the tree that was given is none.
+        Raises ModelError if the given choices are not a tree.
         """
         tree = head.choices
         if self.choices is not None:
@@ -56,7 +56,7 @@ class MedusaSpec(HeadSpec):
         longest = min(config.max_draft_length, model.num_heads)
         choices, nodes = self._choices(head, longest), num_nodes(config, longest, target)
         if self.choices is None and not target.trees:
-            choices = None  # of the checkpoint
+            choices = None  # the checkpoint's own
         if choices is not None:
             longest = choices.depth
             nodes = max(longest, min(len(choices), config.max_draft_nodes or len(choices)))
@@ -74,8 +74,8 @@ class MedusaSpec(HeadSpec):
 class MedusaDrafter(ForwardDrafter[NativeMedusa]):
     """Drafts the token at each depth with a head of its own, from one state of the target.
 
-    That is the state of a sequence's last row, which the last step holds; nothing else is kept, so
-    that steps in which others draft cost nothing.
+    It is the state of the sequence's last row, kept from the last step. Nothing else is kept, so
+    steps in which others draft cost nothing.
     """
 
     name = "medusa"
@@ -88,7 +88,7 @@ class MedusaDrafter(ForwardDrafter[NativeMedusa]):
         self.max_length, self.target_layers = longest, context.needs.target_layers
         self._last: StepRecord | None = None
         self._places: dict[str, int] = {}
-        """Where the last step has its sequences, by their ids; read when a draft wants them."""
+        """Places of sequences in the last step's batch, by id; filled when a draft needs them."""
 
     def _rows(self, item: Scheduled, budget: DraftBudget) -> Segment | None:
         record, sequence = self._last, item.sequence

@@ -34,7 +34,7 @@ from .likely import LikelyIds, likely_ids
 from .states import PageNotes
 
 USUAL_UNREAD = 2
-"""Tokens of a sequence that a step finds unread, at most, where the last one drafted too."""
+"""Most unread tokens of a sequence in a step if the last step drafted too."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class ModelSpec(FolderSpec):
 class ModelDrafter(CachedDrafter[Model]):
     """Drafts with a smaller model, token by token, with the target's noise and processors.
 
-    x = argmax(log q + g): the coupled draw from the drafter's own pipeline, so that x equals the
-    target's y as often as two logits with shared noise can agree.
+    x = argmax(log q + g) is the coupled draw from the drafter's processed logits, so that x equals
+    the target's y as often as two distributions with shared noise can agree.
     """
 
     name = "model"
@@ -110,7 +110,7 @@ class ModelDrafter(CachedDrafter[Model]):
         self._vocabulary = shape.vocab_size
         self._reach = shape.reach if isinstance(shape, Architecture) else None
         self._stateful = shape.stateful
-        # Else pages lack a beginning, or states are those of other tokens.
+        # With a reach early pages may be unread, and states cannot be shared by pages.
         self._shares = model.paged and self._reach is None and not self._stateful
         self._notes = PageNotes(self._page_size)
         self._ahead: Ahead | None = None
@@ -128,7 +128,7 @@ class ModelDrafter(CachedDrafter[Model]):
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
         if self._ahead is not None:
-            self._ahead.stop()  # where a step has failed, nobody observed it
+            self._ahead.stop()  # a step that failed was not observed
         draft = super().propose(batch, budgets, noise)
         if self._ahead is None:
             return draft
@@ -152,7 +152,7 @@ class ModelDrafter(CachedDrafter[Model]):
         return draft
 
     def _chain(self, item: Scheduled, state: CachedState, budget: DraftBudget) -> Chain:
-        """Return a sequence's draft as what is gone on with, as far as limits and pages allow."""
+        """Return a sequence's draft as a chain to extend, as far as limits and pages allow."""
         sequence, nodes, base = item.sequence, state.nodes, state.base
         room = min(sequence.limit - 1, len(sequence.pages) * self._page_size) - base
         most = min(budget.depth + self.ahead, room)
@@ -168,7 +168,7 @@ class ModelDrafter(CachedDrafter[Model]):
             if self._follows(sequence, state, budget):
                 return self._behind_queue(sequence, state, budget)
             state.queue = NO_NODES
-        # The last token is read again where nothing else is left to draft from.
+        # The last token is read again if nothing else is left to draft from.
         start, stop = self._first_needed(sequence, state), item.start + item.count
         if start < state.num_computed:
             self._store.release(sequence.id)
@@ -178,7 +178,7 @@ class ModelDrafter(CachedDrafter[Model]):
             self._room -= len(behind)
             self.catching_up = True
         if behind and max(behind) >= self._vocabulary:
-            return None  # the target has said what this model has no embedding for
+            return None  # the target emitted an id that this model has no embedding for
         pages = sequence.pages
         self._notes.overwrite(sequence, start)
         state.num_computed = start + len(behind)
@@ -190,9 +190,9 @@ class ModelDrafter(CachedDrafter[Model]):
         return Segment(behind, start, pages, draws, prompt, (), (), sequence.id)
 
     def _follows(self, sequence: SequenceState, state: CachedState, budget: DraftBudget) -> bool:
-        """Return True if what was drafted ahead is the beginning of the next draft."""
+        """Return True if the queue that was drafted ahead can begin the next draft."""
         known, size = len(sequence.tokens), self._page_size
-        # What others may have written to since is gone.
+        # Other pages may have been written to by others since.
         first, last = known // size, -(-(known + len(state.queue.tokens) - 1) // size)
         before = state.pages[first - state.base // size : last - state.base // size]
         chain = budget.nodes <= budget.depth and state.num_computed == known
@@ -201,7 +201,7 @@ class ModelDrafter(CachedDrafter[Model]):
     def _behind_queue(
         self, sequence: SequenceState, state: CachedState, budget: DraftBudget
     ) -> Segment | None:
-        """Return the row behind what was drafted ahead; None where that is enough."""
+        """Return the row from which to extend the queue; None if the queue is long enough."""
         known, queue = len(sequence.tokens), state.queue.tokens
         self._notes.overwrite(sequence, known)
         state.base, state.nodes = known, NO_NODES
@@ -212,7 +212,7 @@ class ModelDrafter(CachedDrafter[Model]):
         return Segment(queue[-1:], place, sequence.pages, 1, prompt, (), (), sequence.id)
 
     def _asked(self, item: Scheduled, budget: DraftBudget) -> DraftInput:
-        if self._stateful:  # a chain, whatever else has room in a merged draft
+        if self._stateful:  # a chain, even if a merged draft has room for more
             budget = budget._replace(nodes=min(budget.nodes, budget.depth))
         queued = len(self._states[item.sequence.id].queue.tokens)
         if not queued:
@@ -222,9 +222,9 @@ class ModelDrafter(CachedDrafter[Model]):
         return DraftInput(item.sequence, limits, len(item.sequence.tokens) + queued)
 
     def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
-        """Return the first position that what is drafted next depends on and that is not read.
+        """Return the first unread position that the next draft depends on.
 
-        A state that has all tokens cannot go back to draft behind the last one: it begins anew.
+        A state that has all tokens cannot go back to draft after the last one: it begins anew.
         """
         if self._stateful and state.num_computed == len(sequence.tokens):
             return 0
@@ -237,7 +237,7 @@ class ModelDrafter(CachedDrafter[Model]):
         return len(sequence.tokens) - self._first_needed(sequence, state)
 
     def observe(self, record: StepRecord) -> None:
-        """Keep what was drafted and committed alike; the rest is computed anew when needed."""
+        """Keep entries of drafted tokens that were committed; others are computed when needed."""
         if self._ahead is not None:
             self._end_ahead(self._ahead, record)
         self._learn(record)
@@ -250,7 +250,7 @@ class ModelDrafter(CachedDrafter[Model]):
             committed = item.sequence.tokens[state.base :]
             if state.num_computed == state.base and committed:
                 whole = state.nodes
-                # A state takes the last token in when it is read again to draft behind it.
+                # A state takes in the last token when it is read again to draft after it.
                 self._keep_accepted(state, committed[:-1] if self._stateful else committed)
                 alike = state.num_computed == len(item.sequence.tokens)
                 if self._ahead is not None and alike and is_chain(whole.parents):
@@ -260,7 +260,7 @@ class ModelDrafter(CachedDrafter[Model]):
                 state.noted = self._notes.note(item.sequence, state.noted, state.num_computed)
 
     def _end_ahead(self, ahead: Ahead, record: StepRecord) -> None:
-        """Take in what was drafted ahead, and what that was worth; drop what was not used."""
+        """Stop drafting ahead, take in its chains and its gain, and drop unused queues."""
         begin = time.perf_counter()
         for chain in ahead.stop():
             state = self._states.get(chain.sequence.id)
@@ -276,6 +276,6 @@ class ModelDrafter(CachedDrafter[Model]):
             self._pays.observe(plan.decoding, len(record.events), seconds)
 
     def _known(self, sequence: SequenceState) -> CachedState:
-        """Return the state of a new sequence whose beginning others may have computed."""
+        """Return the state of a new sequence, whose prefix others may have computed."""
         noted = self._notes.num_whole(sequence) if self._shares else 0
         return CachedState(noted * self._page_size, noted)

@@ -30,7 +30,7 @@ class MtpSpec(FolderSpec):
     kind = "MTP layers"
     proposes = "the checkpoint's own MTP layers, propose {k} tokens"
     found: bool = False
-    """True where nobody named them: ``auto`` goes on without such as do not load."""
+    """True if ``auto`` found them; it goes on without them if they do not load."""
 
     @classmethod
     def of(cls, files: Files) -> Self | None:
@@ -55,6 +55,6 @@ class MtpSpec(FolderSpec):
 
 
 class MtpDrafter(EagleDrafter[NativeMtp]):
-    """Drafts with MTP layers, whose rows begin as those of an EAGLE-3 head do."""
+    """Drafts with MTP layers, whose rows take states as those of an EAGLE-3 head do."""
 
     name = "mtp"

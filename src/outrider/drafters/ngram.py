@@ -1,4 +1,4 @@
-"""Prompt lookup: continue as the same few tokens were continued before.
+"""Prompt lookup: draft what followed the same few tokens earlier in the text.
 
 Saxena, "Prompt Lookup Decoding" (2023), with an index instead of a search.
 """
@@ -14,7 +14,7 @@ from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
 from .ngram_index import LOOKUP_WINDOW, NgramIndex, lookup_window
 
 ENTRY_BYTES = 180
-"""Bytes of an n-gram in an index at most, without its ids."""
+"""Most bytes of an n-gram in an index, without its ids."""
 ID_BYTES = 8
 """Bytes that each of its ids adds."""
 
@@ -53,7 +53,7 @@ class NgramSpec(DrafterSpec):
 class NgramDrafter(ChainDrafter):
     """Prompt lookup over the last ``window`` tokens: the longest n-gram that matches counts.
 
-    Raises ConfigError: the sizes are out of order.
+    Raises ConfigError if the sizes are out of order.
     """
 
     name = "ngram"

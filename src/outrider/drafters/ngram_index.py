@@ -1,4 +1,4 @@
-"""The index of prompt lookup; like that of suffix decoding it needs nothing of the engine."""
+"""The index of prompt lookup; like that of suffix decoding it does not depend on the engine."""
 
 from __future__ import annotations
 

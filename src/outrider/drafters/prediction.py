@@ -11,9 +11,9 @@ from ..base.types import SequenceState
 from .base import ChainDrafter, DrafterContext, DrafterSpec
 
 TAIL_TOKENS = 8
-"""Number of last tokens that are compared to find the way back into a prediction."""
+"""Last tokens that are compared to find the way back into a prediction."""
 MOST_PLACES = 64
-"""Places that are compared at most in a step."""
+"""Most places that are compared in a step."""
 
 
 @dataclass
@@ -43,11 +43,11 @@ class PredictionSpec(DrafterSpec):
 
 
 class PredictionDrafter(ChainDrafter):
-    """Drafts what the prediction says next, and nothing where the output has left it.
+    """Drafts what comes next in the prediction, and nothing while the output has left it.
 
-    An output that left is looked for where its last tokens stand in the prediction: the longest
-    match counts, of equal ones the nearest to where it left. One token is enough, since a wrong
-    draft costs little and a right one is usually long.
+    Then the output's last tokens are looked up in the prediction: the longest match counts, among
+    equals the one nearest to where it left. One token is enough, since a wrong draft costs little
+    and a right one is usually long.
     """
 
     name = PREDICTION
@@ -80,7 +80,7 @@ def _follow(state: _PredictionState, expected: Sequence[int], output: Sequence[i
 
 
 def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
-    """Return the places behind ``token`` in a prediction: from ``start`` on, then before it."""
+    """Yield the places after ``token`` in a prediction: from ``start`` on, then before it."""
     for begin, end in ((max(0, start - 1), len(expected)), (0, start - 1)):
         while begin < end:
             try:

@@ -34,9 +34,9 @@ BUILT_IN: tuple[type[DrafterSpec], ...] = (
 
 @cache
 def known_specs() -> dict[str, type[DrafterSpec]]:
-    """Return every drafter by name; those of other packages are asked before checkpoints are.
+    """Return every drafter by name, in the order in which they are asked; ``model`` is last.
 
-    Raises ConfigError: an entry point cannot be loaded, or is no ``DrafterSpec``.
+    Raises ConfigError if an entry point cannot be loaded, or is no ``DrafterSpec``.
     """
     specs = {spec.name: spec for spec in BUILT_IN}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
@@ -50,7 +50,7 @@ def known_specs() -> dict[str, type[DrafterSpec]]:
         if not (isinstance(spec, type) and issubclass(spec, DrafterSpec)):
             raise ConfigError(f"drafter {entry.name!r}: {entry.value} is no DrafterSpec.")
         specs[entry.name] = spec
-    specs[ModelSpec.name] = specs.pop(ModelSpec.name)  # any folder is a checkpoint's to it
+    specs[ModelSpec.name] = specs.pop(ModelSpec.name)  # it takes any folder
     return specs
 
 
@@ -81,9 +81,9 @@ def sibling(target: Path) -> Path | None:
 
 
 def beside(target: Path | Files, kind: str) -> DrafterSpec | None:
-    """Return the drafter of a kind, as "eagle3", whose checkpoint lies beside a target.
+    """Return the drafter of a kind, such as "eagle3", whose checkpoint lies beside a target.
 
-    It is ``sibling`` or the sub-folder that is named as the kind; None if neither is of the kind.
+    It is ``sibling``, the sub-folder named as the kind, or for "mtp" the target itself; else None.
     """
     spec = known_specs().get(kind)
     if spec is None or not spec.by_folder:
@@ -102,10 +102,10 @@ def beside(target: Path | Files, kind: str) -> DrafterSpec | None:
 def find_drafter(option: Folder | DrafterSpec | None, target: Path | Files) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means; ``methods`` has other spellings, as "EAGLE-3".
 
-    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
-    what follows it after a "+"; "model", "eagle3" and "medusa" are that of the kind ``beside`` the
-    target; None and "none" draft nothing; names joined by "+" draft together; for the rest see
-    ``recognised``.
+    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter``, the target's MTP
+    layers, suffix, and what is joined to it by "+". "model", "eagle3" and "medusa" are that of the
+    kind ``beside`` the target. None and "none" draft nothing. Names joined by "+" draft together.
+    For the rest see ``recognised``.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -151,7 +151,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path | Files) -> D
 
 
 def with_head(spec: DrafterSpec, head: Head) -> DrafterSpec:
-    """Return the drafters of a target that a head stood for: ``auto`` chooses among it too."""
+    """Return the drafters of a target that a head named; ``auto`` gets the head as a member."""
     if not (isinstance(spec, GroupSpec) and spec.auto):
         return spec
     own = recognised(head.files)
@@ -162,7 +162,7 @@ def with_loaded(spec: DrafterSpec, file: Path) -> DrafterSpec:
     """Return the drafters of an engine with one that is loaded later, from a folder or file.
 
     In ``auto``, and among drafters that draft together, it takes the place of their checkpoints.
-    Raises ConfigError, ModelError: the file is none, but perhaps a part of one.
+    Raises ConfigError or ModelError if the file is no drafter, or only a part of one.
     """
     own = recognised(file)
     if own.folder not in (None, file):
@@ -174,9 +174,9 @@ def with_loaded(spec: DrafterSpec, file: Path) -> DrafterSpec:
 
 
 def recognised(option: str | Path | Files) -> DrafterSpec:
-    """Return the first drafter of the table that recognises an option, a checkpoint last.
+    """Return the first drafter of the table that recognises an option, ``model`` last.
 
-    Raises ConfigError: none does.
+    Raises ConfigError if none does.
     """
     files = option if isinstance(option, Files) else checkpoint_files(option)
     named = option.folder if isinstance(option, Files) else option

@@ -31,13 +31,13 @@ from .heads import native_target
 FORM = "retokenize:"
 """Stands before the checkpoint's folder."""
 IDS_PER_TOKEN = 4
-"""Ids of the drafter for each token that the target's context holds, at most."""
+"""Most ids of the drafter per token of the target's context."""
 USUAL_UNREAD = 16
-"""Ids of a sequence that a step finds unread, at most, where the last one drafted too."""
+"""Most unread ids of a sequence in a step if the last step drafted too."""
 STEP_TOKENS = 1024
-"""Tokens of the target that a step encodes at most, so that no stream waits for long."""
+"""Most tokens of the target that a step encodes, so that no stream waits for long."""
 LEAST_STEP_TOKENS = 32
-"""Those of one sequence that it encodes in any case."""
+"""Tokens of one sequence that a step may encode even beyond that."""
 
 
 def folder_named(option: str) -> str | None:
@@ -116,8 +116,8 @@ class RetokenizeSpec(DrafterSpec):
 class _TextState(CachedState):
     """A sequence's text in the drafter's ids, and the part of it that is in the drafter's cache.
 
-    ``table`` holds its pages, ``keys`` the keys of full ones. ``told`` is how many of the target's
-    tokens there were when it was last drafted for. One that ``waits`` found no page.
+    ``table`` holds its pages, ``keys`` the keys of full ones. ``told`` is how many tokens of the
+    target there were when it was last drafted for. It ``waits`` if no page was free for it.
     """
 
     context: Context = field(default_factory=lambda: Context(0))
@@ -130,8 +130,8 @@ class _TextState(CachedState):
 class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
     """Drafts as a model drafter does, from the text in its own ids, on pages of its own.
 
-    It draws from its law over the shared tokens alone, with the noise of the target's position and
-    the target's ids, so that the draw is the target's as often as the two laws allow.
+    It draws from its distribution over the shared tokens alone, with the noise of the target's
+    position and ids, so that draws agree as often as the two distributions allow.
     """
 
     name = "retokenize"
@@ -174,15 +174,15 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
     def _behind(
         self, sequence: SequenceState, state: _TextState, budget: DraftBudget, room: int
     ) -> tuple[list[int], bool]:
-        """Return the ids that are read next, up to ``room``, and whether a draft begins there.
+        """Return the ids to read next, up to ``room``, and whether a draft begins after them.
 
-        There are pages for them and for the draft. None are read where a few would be, behind which
-        nothing can be drafted yet.
+        Allocates pages for them and for the draft. A few ids that no draft could follow yet are
+        left for later.
         """
         context = state.context
         ids, stop = context.ids, len(context.ids)
         whole = context.taken == len(sequence.tokens) and not context.pending
-        state.num_computed = min(state.num_computed, max(0, stop - 1))  # the last one says more
+        state.num_computed = min(state.num_computed, max(0, stop - 1))  # drafts begin there
         if stop - state.num_computed > USUAL_UNREAD:
             self.catching_up = True
             self._share(state, sequence.request.cache_salt)
@@ -195,7 +195,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
         draws = whole and end == stop
         most = end + (max(budget.depth, budget.nodes) if draws else 0)
         if stop > self._longest or not self._pool.grow(state.table, most):
-            self._pool.free(state.table)  # it drafts no more until another sequence ends
+            self._pool.free(state.table)  # no drafts for it until another sequence is released
             state.num_computed = state.noted = 0
             state.nodes, state.waits = NO_NODES, True
             return [], False
@@ -223,7 +223,7 @@ class RetokenizeDrafter(CachedDrafter[NativeTransformer]):
         return untaken + len(state.context.ids) - state.num_computed
 
     def observe(self, record: StepRecord) -> None:
-        """Keep what was drafted and committed alike, and let others find full pages."""
+        """Keep entries of drafted tokens that were committed, and let others find full pages."""
         for item in record.plan.batch:
             state = self._states.get(item.sequence.id)
             if state is None or state.nodes is NO_NODES:

@@ -1,8 +1,8 @@
-"""The search for sublayers that a target can do without, while it writes.
+"""The search, during decoding, for sublayers that a target can skip.
 
-Candidates are scored on text that was written already, by one forward over a window of it (Xia et
-al., "SWIFT: On-the-fly self-speculative decoding", 2024). Sublayers are ranked by what skipping
-each alone does, sets are built in that order, and the best is changed by a sublayer or two.
+Candidate sets are scored on text generated before, by one forward over a window of it (Xia et al.,
+"SWIFT: On-the-fly self-speculative decoding", 2024). Sublayers are ranked by the effect of skipping
+each alone, sets are built in that order, and the best set is changed by a sublayer or two.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import Noise
 
 ROWS = 32
-"""Rows of a window at most; all decide tokens that were written, not given."""
+"""Most rows of a window; all decide tokens of the output, not of the prompt."""
 FEWEST_ROWS = 16
-"""Rows of a window at least."""
+"""Least rows of a window."""
 WINDOW_SCORES = 8
 """Candidates that a window scores."""
 COMPARED_IDS = 64
-"""Likeliest tokens of a row whose chances are compared."""
+"""Likeliest tokens of a row whose probabilities are compared."""
 GREEDY_TEMPERATURE = 0.5
-"""Temperature at which the chances of greedy rows are compared."""
+"""Temperature at which the probabilities of greedy rows are compared."""
 ROW_COST = 0.05
 """Cost of one more row of a verifying forward, in forwards of one row, until it is measured."""
 MOST_SKIPPED = 0.45
-"""Share of the sublayers between the first and the last layer that are skipped at most."""
+"""Largest share of the sublayers between the first and the last layer that is skipped."""
 COMPARED_SIZES = 6
 """Sizes of sets that are compared."""
 ENOUGH_AGREEMENT = 0.95
-"""Agreement of a set of the greatest size at which the search ends."""
+"""Agreement at which the search ends with a set of the greatest size."""
 IDLE_CHANGES = 16
 """Changes without a gain after which it ends."""
 MOST_EVALUATIONS = 400
 """Evaluations after which it ends in any case."""
 LEAST_GAIN = 1.005
-"""Expected speed over that of the best set from which on a changed one takes its place."""
+"""Expected speed, relative to the best set's, at which a changed set replaces it."""
 CHANGE_AMONG = 3
-"""Sublayers of which the one that ranks best is changed."""
+"""Sublayers drawn at random, of which the one whose rank fits best is changed."""
 AGREEMENT_ERROR = 0.05
 """By how much the true agreement may exceed that of one window."""
 HOPELESS_SPEED = 0.95
@@ -98,7 +98,7 @@ class Space:
         return self.cost(skips) + self.row
 
     def cheapest(self, size: int) -> Skips:
-        """Return the ``size`` sublayers whose absence saves most time."""
+        """Return the ``size`` sublayers that save most time if they are skipped."""
         dearest = self.mlp > self.attention
         order = sorted(self.candidates, key=lambda each: (each % 2 == 1) != dearest)
         return frozenset(order[:size])
@@ -145,16 +145,16 @@ class Space:
 
 @dataclass
 class Search:
-    """The search for one workload, from the ranking and choice of another's, ``like``, on."""
+    """The search for one workload; it starts from ranking and choice of another, ``like``."""
 
     space: Space
     like: Search | None = None
     chosen: Skips = field(init=False)
     """The best set so far."""
     agreement: float | None = field(init=False, default=None)
-    """Its own over all windows, newer ones weighing more; None while nothing is known."""
+    """The best set's, over all windows, newer ones weighing more; None while nothing is known."""
     pays: bool | None = field(init=False, default=None)
-    """True if drafts with it left out are expected to save time; None if unknown."""
+    """True if drafts that skip the best set are expected to save time; None if unknown."""
     sublayers: tuple[int, ...] = field(init=False)
     """The sublayers that run then; empty if it does not pay."""
     wants: Skips | None = field(init=False)
@@ -177,7 +177,7 @@ class Search:
         self.sublayers = self.space.kept(self.chosen) if self.pays is None else ()
 
     def scored(self, agreement: float, renewed: bool) -> None:
-        """Take in what was wanted; ``renewed`` is True for the first score of a window."""
+        """Take in the score of the set in ``wants``; ``renewed`` if it is a window's first one."""
         self.evaluations += 1
         self._renewed |= renewed
         try:
@@ -188,7 +188,7 @@ class Search:
         self.sublayers = self.space.kept(self.chosen) if self.pays else ()
 
     def _run(self) -> Generator[Skips, float, None]:
-        """Yield the sets to score, until no set can pay by what is known."""
+        """Yield the sets to score; ends early once no set can pay."""
         alone: dict[int, float] = {}
         if self.space.hope(alone) <= 1:
             return
@@ -232,7 +232,7 @@ class Search:
         if skips == self.chosen:
             return False
         agreement = yield skips
-        if self._renewed:  # by this very score, which the best one's is not to be compared with
+        if self._renewed:  # by this score: score the best set on the same window
             yield from self._again()
         before = self.space.speed(self.chosen, self._here)
         if self.space.speed(skips, agreement) < LEAST_GAIN * before:
@@ -257,9 +257,9 @@ class Search:
 
 
 class ScoredWindow:
-    """The last tokens that a sequence wrote, ``FEWEST_ROWS`` or more, to score candidates on.
+    """The last output tokens of a sequence, ``FEWEST_ROWS`` or more, to score candidates on.
 
-    The rows lie on pages from ``scratch`` on, behind the sequence's own, which are read only. Their
+    The rows' entries are on pages from ``scratch`` on; the sequence's own pages are only read. The
     reference is what the whole target draws there with the request's temperature and noise.
     """
 
@@ -295,10 +295,10 @@ class ScoredWindow:
         self._chances = self._chances_of(z)
 
     def score(self, sublayers: Iterable[int]) -> float:
-        """Return how likely a draw by these sublayers is the whole target's.
+        """Return how likely a draw with these sublayers equals the whole target's.
 
-        Half of it is counted, half is reckoned from how far chances are apart, which tells sets
-        apart where the count does not.
+        It is the mean of the counted share and one computed from the two distributions, which
+        distinguishes sets where the count does not.
         """
         z = self._logits(sublayers)
         self.scored += 1

@@ -15,7 +15,7 @@ from ..base.types import SequenceState
 
 
 class RingRun(NamedTuple):
-    """States of ``length`` tokens from position ``start`` on, of all the ``number``-th and on."""
+    """States of ``length`` tokens from position ``start`` on; ``number`` were written before."""
 
     start: int
     number: int
@@ -24,7 +24,7 @@ class RingRun(NamedTuple):
 
 @dataclass
 class StateRing:
-    """Up to ``room`` states by sequence and position; the oldest go when there is no room."""
+    """Up to ``room`` states by sequence and position; when full, the oldest are overwritten."""
 
     room: int
     width: int
@@ -54,7 +54,7 @@ class StateRing:
         return array("i", [number % self.room for number in range(first, first + count)])
 
     def first_known(self, sequence: str, stop: int) -> int:
-        """Return the first position from which on all states before ``stop`` are there."""
+        """Return the first position from which all states before ``stop`` are held."""
         first, gone = stop, self.written - self.room
         for start, number, length in reversed(self._runs.get(sequence, [])):
             if start + length < first:
@@ -67,7 +67,7 @@ class StateRing:
     def read(self, sequence: str, start: int, stop: int) -> NDArray[np.float32]:
         """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width].
 
-        They are a view until the next ones are written, where they lie together.
+        If they lie together they are a view, valid until the next ones are written.
         """
         parts: list[NDArray[np.float32]] = []
         for first, number, length in self._runs.get(sequence, []):
@@ -95,9 +95,9 @@ class StateRing:
 class Waiting:
     """Tokens of a sequence from position ``start`` on whose states are not made yet.
 
-    ``hidden`` are hidden states of the target, fp32 [layers, any rows, width], of which a head
-    reads the layers ``order``, and ``rows`` those of the tokens; ``ends`` are pages, and which of
-    the tokens is their last. ``number`` is that of a ``HiddenRoom``, None for a copy.
+    ``hidden`` are hidden states of the target, fp32 [layers, any rows, width]. A head reads their
+    layers ``order``; the tokens' rows are ``rows``. ``ends`` has by page the index of the token
+    that ends it. ``number`` is that of a ``HiddenRoom``, None for a copy.
     """
 
     hidden: NDArray[np.float32]
@@ -108,7 +108,7 @@ class Waiting:
     number: int | None
 
     def copied(self) -> Waiting:
-        """Return the same with a copy."""
+        """Return the same tokens with a copy of their hidden states."""
         own = np.stack([self.hidden[i].take(self.rows, 0) for i in self.order])
         order, rows = range(len(own)), [*range(len(self.rows))]
         return Waiting(own, order, rows, self.start, self.ends, None)
@@ -126,7 +126,7 @@ class Waiting:
 
 
 class PageNotes:
-    """The pages of a drafter's cache, under the target's page ids, that are whole, by keys."""
+    """The keys of the complete pages in a drafter's cache, by the target's page ids."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -135,7 +135,7 @@ class PageNotes:
     def num_whole(self, sequence: SequenceState) -> int:
         """Return how many pages at a sequence's beginning others have computed.
 
-        The last token is computed in any case.
+        The last token is always computed.
         """
         pages = (len(sequence.tokens) - 1) // self.page_size
         return num_alike(map(self._keys.get, sequence.pages[:pages]), sequence.keys)

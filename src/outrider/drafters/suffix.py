@@ -1,7 +1,7 @@
-"""Suffix decoding: continue as the longest tails of the text were continued most often.
+"""Suffix decoding: draft what most often followed the text's longest suffixes found earlier.
 
-Oliaro et al., "SuffixDecoding" (2024). What was continued is the sequence itself, and past outputs
-where they are kept.
+Oliaro et al., "SuffixDecoding" (2024). They are looked up in the sequence itself, and in past
+outputs if these are kept.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .ngram_index import LOOKUP_WINDOW, lookup_window
 from .suffix_index import Index, new_index
 
 NATIVE_BYTES = 384
-"""Bytes of a token in an index in C++ at most; texts of two words come near."""
+"""Most bytes per token of an index in C++; texts of two words come near."""
 PYTHON_BYTES = 16
 """The same in Python."""
 PYTHON_DRAFT_BYTES = 56
-"""Bytes of a token of the longest text, while a draft in Python looks through it."""
+"""Bytes per token of the longest text while a draft in Python searches it."""
 USUAL_UNREAD = 64
-"""Tokens that a step finds unread, at most, where drafts come step after step."""
+"""Most unread tokens in a step if every step drafts."""
 
 
 class PastOutputs:
-    """Past outputs of ``most`` tokens together, apart by ``cache_salt``; the oldest go first."""
+    """Past outputs of ``most`` tokens in all, kept apart by ``cache_salt``; the oldest go first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -104,7 +104,7 @@ class SuffixSpec(DrafterSpec):
 
 @dataclass
 class _IndexState:
-    """A sequence's index, and how many of its tokens have been there."""
+    """A sequence's index, and how many of its tokens were given to it."""
 
     index: Index
     known: int
@@ -113,8 +113,8 @@ class _IndexState:
 class SuffixDrafter(Drafter):
     """Drafts what followed most often, see ``SuffixIndex.draft``.
 
-    The last ``window`` tokens of a sequence are looked up, and ``store`` tokens of past outputs,
-    whoever drafted for them.
+    It searches the last ``window`` tokens of a sequence, and ``store`` tokens of past outputs,
+    whichever drafter drafted for them.
     """
 
     name = "suffix"
@@ -127,10 +127,10 @@ class SuffixDrafter(Drafter):
         self._store = PastOutputs(store) if store else None
         self._states: dict[str, _IndexState] = {}
         self._running: dict[str, SequenceState] = {}
-        """Whose output the store will keep, by the sequence's id."""
+        """The sequences whose output the store will keep, by id."""
 
     def draft(self, sequence: SequenceState, budget: DraftBudget) -> DraftNodes:
-        """Return nodes that may follow a sequence; of the drafter only its own state changes."""
+        """Return nodes that may follow a sequence; it changes only this drafter's state."""
         tokens, reach = sequence.tokens, self._room + SUFFIX_DEPTH
         state = self._states.get(sequence.id)
         if state is None or len(tokens) - state.known > reach:

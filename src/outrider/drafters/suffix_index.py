@@ -1,8 +1,8 @@
-"""The index of suffix decoding: that in C++, or the one in Python where there is none.
+"""The index of suffix decoding: in C++, or in Python where there is no library.
 
 Oliaro et al., "SuffixDecoding" (2024), by the rule of ArcticInference: a match of L tokens drafts
-L tokens at most, each by a path of a probability that is not too low, and the match counts whose
-draft has the highest sum of probabilities.
+L tokens at most, each on a path of at least ``LEAST`` probability. The match whose draft has the
+highest sum of probabilities is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..native.interface import SUFFIX_DEPTH, Followed
 from ..native.library import Library, at
 
 LEAST = 0.1
-"""Probability of a drafted path, at least."""
+"""Least probability of a drafted path."""
 BREAK = -1
-"""Stands before a text, and between two."""
+"""Marks the beginning of a text, and the place between two."""
 
 Places = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class SuffixIndex:
         return len(self._text) - self._first
 
     def draft(self, store: Any, depth: int, nodes: int) -> Followed:
-        """Return the best draft behind the text, by it or by ``store``.
+        """Return the best draft after the text, from it or from ``store``.
 
         Args:
             store: an index of other texts, of the same kind; None for none.
@@ -82,7 +82,7 @@ class SuffixIndex:
 
 
 class _Matches:
-    """The places of an index at which the last token of ``tail``, newest first, stands.
+    """The places in an index of the last token of ``tail``, which has the newest token first.
 
     Drafts are chains of the most frequent tokens, or trees of the likeliest where there may be more
     nodes than levels.
@@ -92,7 +92,7 @@ class _Matches:
         begin = max(0, index._first - SUFFIX_DEPTH)
         self._depth, self._most, self._first = depth, most, index._first - begin + SUFFIX_DEPTH
         self._text = np.pad(index._text[begin:], SUFFIX_DEPTH, constant_values=BREAK)
-        # Of those before the first drafted paths may lead to others.
+        # Places before the first one count too: drafted paths may lead from them to later ones.
         self._places = np.flatnonzero(self._text == tail[0])
         self._alike = np.ones(len(self._places), np.int64)  # tokens up to them that are the tail's
         at = np.arange(len(self._places))
@@ -103,10 +103,10 @@ class _Matches:
             self._alike[at] += 1
         lengths = np.unique(self._alike[self._places >= self._first])
         self.lengths: list[int] = lengths[::-1].tolist()
-        """Of the matches, longest first; of tails at the same places the longest is one."""
+        """Lengths of the matches, longest first; tails at the same places count as the longest."""
 
     def draft(self, length: int) -> tuple[Followed, float]:
-        """Return the draft of a match of that length, and how many of its tokens should stand."""
+        """Return the draft of a match of that length, and its expected number of right tokens."""
         made, score, number = Followed([], [], [], []), 0.0, numbers()
         open: list[tuple[float, int, int, int, Places, int, int, int]] = []
 
@@ -159,7 +159,7 @@ class NativeIndex:
         return self._step.made("int64_t", "suffix_drop", at(self._handle), count)
 
     def draft(self, store: Any, depth: int, nodes: int) -> Followed:
-        """Return the best draft behind the text, by it or by ``store``."""
+        """Return the best draft after the text, from it or from ``store``."""
         out = ffi.new("int32_t[]", 4 * SUFFIX_DEPTH)
         indices = at(self._handle), at(None if store is None else store._handle)
         count = self._step.made("int64_t", "suffix_draft", *indices, depth, nodes, out)

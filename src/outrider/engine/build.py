@@ -52,7 +52,7 @@ def load_target(checkpoint: Checkpoint, config: EngineConfig) -> Model:
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
-    """Return ``spec``; no drafter where the target cannot go back, ConfigError if one was named."""
+    """Return ``spec``; if the target cannot go back, NoSpec for ``auto``, else ConfigError."""
     if model.truncates or isinstance(spec, NoSpec):
         return spec
     why = cannot_go_back(folder, model)
@@ -63,7 +63,7 @@ def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
 
 
 def _that_load(spec: DrafterSpec, context: DrafterContext) -> tuple[DrafterSpec, dict[str, Needs]]:
-    """Return auto without MTP layers that it found and that do not load, and others' needs."""
+    """Return ``spec`` without found MTP layers that fail to load, and the needs of those loaded."""
     needs: dict[str, Needs] = {}
     for each in spec.members:
         if isinstance(each, MtpSpec) and each.found:
@@ -77,7 +77,7 @@ def _that_load(spec: DrafterSpec, context: DrafterContext) -> tuple[DrafterSpec,
 
 
 def takes_cpus(spec: DrafterSpec) -> bool:
-    """Return True for a drafter whose passes can run on CPUs of their own."""
+    """Return True if a drafter's passes can run on CPUs of their own."""
     return any(each.placed for each in spec.members or (spec,))
 
 
@@ -91,7 +91,7 @@ def _check_placement(config: EngineConfig, spec: DrafterSpec) -> None:
 
 
 def context_of(setup: EngineSetup, target: Model, rule: AcceptanceRule) -> DrafterContext:
-    """Return what drafters are asked with for their needs."""
+    """Return the context from which drafters compute their needs."""
     length = setup.config.model_length(target.shape.context)
     return DrafterContext(target, setup.tokenizes, setup.config, length, rule.needs_logits)
 
@@ -104,11 +104,11 @@ def build_engine(
     known: Mapping[str, Needs] = {},
     freed: int = 0,
 ) -> Engine:
-    """Return an engine that drafts as its setup says, and as requests ask.
+    """Return the engine of a setup.
 
-    The target may be loaded already; without a rule it is ``config.acceptance_rule``. Of some
-    drafters the needs may be ``known`` by name. ``freed`` is that of ``plan_budget``. Raises
-    ModelError, ConfigError or MemoryBudgetError where that cannot be served.
+    ``model`` is the target if it is loaded already; ``rule`` is ``config.acceptance_rule`` unless
+    given. ``known`` are needs of drafters, by name. ``freed`` is that of ``plan_budget``. Raises
+    ModelError, ConfigError or MemoryBudgetError if the setup cannot be served.
     """
     config, tokenizes, folder = setup.config, setup.tokenizes, setup.checkpoint.folder
     _check_placement(config, setup.spec)
@@ -164,7 +164,7 @@ def build_engine(
 def _together(
     spec: DrafterSpec, specs: Mapping[str, DrafterSpec], trees: bool
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the drafters whose drafts are merged: those of ``spec``, or pairs to choose from."""
+    """Return the groups of drafters to merge: the members of ``spec``, or pairs for ``auto``."""
     if not spec.members:
         return ()
     if not spec.auto:
@@ -188,9 +188,9 @@ def _controller(
     key: Mapping[str, object],
     auto: bool,
 ) -> tuple[Controller, Steps[None]]:
-    """Return the controller of an engine with what its steps cost, and what is to do later."""
+    """Return an engine's controller, and the work that measures costs later."""
     trees = rule.trees and model.trees
-    # Only auto has lookups beside what it merges.
+    # Only auto may use a lookup or the drafter that it is merged with.
     pairs = [(lookup, name) for name, lookup in together] if auto else []
     methods = methods_of(drafters, config.max_draft_length, together, trees, pairs)
     longest = max([each.max_depth * each.width for each in methods.values()], default=0)
@@ -220,12 +220,12 @@ def _controller(
 
 
 def _row_cost(costs: Costs, depth: int) -> float:
-    """Return what a row of a verifying forward costs, in forwards of one row."""
+    """Return the cost of one more row of a verifying forward, in forwards of one row."""
     return (costs.target.at(1 + depth) / costs.target.at(1) - 1) / depth
 
 
 def check_drafter(drafter: Drafter, needs: Needs, rule: AcceptanceRule, model: Model) -> None:
-    """Raise ConfigError for a drafter that takes more than its needs say, or than there is."""
+    """Raise ConfigError if a drafter takes more than its needs, the model or the rule allow."""
     name, family = f"drafter {drafter.name!r}", repr(model.shape.family)
     nodes, layers = drafter.max_nodes, drafter.target_layers
     absent = [layer for layer in layers if not -1 <= layer < model.hidden_layers]

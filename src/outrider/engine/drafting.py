@@ -34,7 +34,7 @@ MAX_REASON = 300  # characters of the reason why a drafter failed
 
 
 class Watcher(Protocol):
-    """Sees each step, and drafts nothing; see ``Drafter`` for both."""
+    """Observes each step without drafting; ``Drafter`` documents both members."""
 
     target_layers: tuple[int, ...]
 
@@ -45,8 +45,8 @@ class Watcher(Protocol):
 class Drafting:
     """Drafts for each sequence with the drafter that was chosen for it.
 
-    Nothing that a drafter says changes the output under the coupled rule. One that raises, or whose
-    draft is malformed, is switched off for good, which the menu is told.
+    No draft changes the output under the coupled rule. A drafter that raises, or whose draft is
+    malformed, is switched off for good in the menu.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Drafting:
         """Layers of the target whose hidden states a drafter wants."""
         self._watchers: list[Watcher] = []
         self.promises: Callable[[Scheduled, DraftNodes], bool] = lambda item, nodes: True
-        """Returns whether a lookup's draft is worth more than that of the drafter behind it."""
+        """Returns whether a lookup's draft is worth more than the alternative drafter's."""
         self._shield = Shield()
         self._noise, self._vocab_size = noise, vocab_size
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive what every step needs from the drafters that are left."""
+        """Recompute what every step needs from the drafters that are not switched off."""
         off = self.menu.switched_off
         live = {name: each for name, each in self.drafters.items() if name not in off}
         wanted = chain.from_iterable(d.target_layers for d in (*live.values(), *self._watchers))
@@ -76,7 +76,7 @@ class Drafting:
         self.menu.refresh()
 
     def watch(self, watcher: Watcher) -> None:
-        """Show each step to a watcher, too, with the states of the layers that it wants."""
+        """Let a watcher observe each step too, with hidden states of its ``target_layers``."""
         self._watchers.append(watcher)
         self.refresh()
 
@@ -96,10 +96,10 @@ class Drafting:
     def _switch_off(self, name: str, error: BaseException) -> None:
         """Switch a drafter off for good.
 
-        Raises ``error`` itself if it asks the process to end, or if one of our own drafters that
-        watches (see ``audit``) refuses what it sees.
+        Raises ``error`` itself if it is a KeyboardInterrupt or GeneratorExit, or a RequestError of
+        one of our own drafters, by which ``audit`` refuses a step.
         """
-        # A panic of a Rust library and a drafter's own sys.exit are failures like others.
+        # A panic of a Rust library and a drafter's own sys.exit count as ordinary failures.
         refuses = isinstance(error, RequestError) and name not in self._foreign
         if refuses or isinstance(error, KeyboardInterrupt | GeneratorExit):
             raise error
@@ -116,7 +116,7 @@ class Drafting:
             self._prepare(plan)
         draft = Draft([NO_NODES] * len(names))
         if names.count(names[0]) == len(names):
-            if names[0] != NONE or type(self.drafters[NONE]) is not NoDrafter:  # but one watches
+            if names[0] != NONE or type(self.drafters[NONE]) is not NoDrafter:  # or is watched
                 draft = self._made(names[0], plan.batch, seconds)
         else:
             for name in dict.fromkeys(names):
@@ -139,7 +139,7 @@ class Drafting:
             try:
                 tokens, parents = pipeline.fit(item.sequence.tokens, tokens, parents, depth)
                 draft[i] = draft[i]._replace(tokens=tokens, parents=parents)
-            except Exception:  # the target will meet it too, and say so
+            except Exception:  # the target meets the same error, and reports it
                 draft[i] = NO_NODES
 
     def _prepare(self, plan: Plan) -> None:
@@ -174,9 +174,9 @@ class Drafting:
     def _found_or_drafted(
         self, name: str, items: Sequence[Scheduled], seconds: dict[str, float]
     ) -> Draft:
-        """Return a lookup's drafts, and another drafter's where those promise less.
+        """Return a lookup's drafts, or another drafter's where the lookup's promise less.
 
-        Items are told who drafted.
+        Sets the ``drafter`` of each item to the one that made its draft.
         """
         lookup, other = name.split(OTHERWISE)
         made = self._drafted(lookup, items, [item.budget for item in items], seconds)
@@ -229,7 +229,7 @@ class Drafting:
         record.seconds.step += time.perf_counter() - begin
 
     def peek(self, name: str, sequence: SequenceState, depth: int) -> DraftNodes | None:
-        """Return a drafter's cheap draft behind a sequence, see ``Drafter.peek``."""
+        """Return a drafter's cheap draft after a sequence, see ``Drafter.peek``."""
         return self._call(None, name, "peek", sequence, depth)
 
     def num_unread(self, name: str, sequence: SequenceState) -> int:
@@ -244,13 +244,13 @@ class Drafting:
 
 
 def _shorter(budget: DraftBudget, most: int) -> DraftBudget:
-    """Return a budget for ``most`` tokens of depth at most."""
+    """Return the budget cut to a chain of at most ``most`` tokens."""
     depth = min(budget.depth, most)
     return budget._replace(depth=depth, nodes=min(budget.nodes, depth))
 
 
 def overrides(drafter: Drafter, method: str) -> bool:
-    """Return True where a drafter has a method of its own."""
+    """Return True if a drafter overrides a method of ``Drafter``."""
     return getattr(type(drafter), method) is not getattr(Drafter, method)
 
 

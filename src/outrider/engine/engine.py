@@ -40,11 +40,11 @@ KNOWN_WORD_LISTS = 4  # lists of bad words whose ids are kept
 
 
 class Engine:
-    """One target, its drafters, one cache; made of its parts, see ``build.build_engine``.
+    """One target with its drafters and one KV cache; ``build.build_engine`` makes it.
 
-    Of the ``drafters`` (``none`` is among them) the one named ``drafter`` drafts unless a request
-    names another. ``together`` and ``portfolio`` are those of ``Menu``. The ``controller`` chooses
-    drafters and draft lengths that nobody else chose; None if all are.
+    ``drafter`` names the default among the ``drafters``, which include ``none``; requests may name
+    another. ``together`` and ``portfolio`` are those of ``Menu``. The ``controller`` chooses what
+    the switch and requests leave open of drafters and draft lengths; None if nothing can be open.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Engine:
         )
         noise = rule.drafting(self.noise)
         drafting = self.drafting = Drafting(drafters, self.menu, noise, shape.vocab_size)
-        # Without logits a step without drafts has the same output.
+        # Under a rule that needs no logits, a step without drafts has the same output.
         free = not rule.needs_logits
         if controller is None:
             self.chooser = Chooser(self.menu, CostModel(), tries_plain=free)
@@ -128,10 +128,10 @@ class Engine:
         self._live[request.id] = {s.sample_index: s for s in sequences}
 
     def take_over(self, other: Engine) -> None:
-        """Go on with the requests and counts of another engine of the same target.
+        """Take over the requests and counts of another engine with the same target.
 
-        What was in its cache is computed again; tokens depend on seeds and positions alone. Raises
-        MemoryBudgetError: the cache cannot hold one of the requests; nothing has happened then.
+        Its cached tokens are computed again; new tokens depend on seeds and positions alone. Raises
+        MemoryBudgetError if the cache cannot hold one of the requests; nothing is moved then.
         """
         other.settle()
         for sequence in self.scheduler.take_over(other.scheduler):
@@ -143,7 +143,7 @@ class Engine:
         mine.draft_seconds, mine.verify_seconds = its.draft_seconds, its.verify_seconds
 
     def _leave_open(self, sequence: SequenceState) -> None:
-        """Leave to the engine who drafts where a request names a drafter that is here no more."""
+        """Leave the drafter to the engine if a request names one that this engine lacks."""
         request = sequence.request
         wishes = request.speculation
         if wishes.drafter is not None and wishes.drafter not in self.menu.names:
@@ -151,10 +151,10 @@ class Engine:
             sequence.request = replace(request, speculation=open_)
 
     def prepare(self, request: Request) -> list[SequenceState]:
-        """Return the sequences of a request that ``InputProcessor`` has checked, one a sample.
+        """Return the sequences of a request that ``InputProcessor`` has checked, one per sample.
 
-        Touches nothing that a step does, so that another thread may call it meanwhile. Raises
-        RequestError where an option does not fit this model.
+        It touches nothing that a step touches, so another thread may call it during a step. Raises
+        RequestError if an option does not fit this model.
         """
         self.menu.check(request.speculation)
         prompt, params = request.prompt_token_ids, request.params
@@ -162,7 +162,7 @@ class Engine:
         keys: list[bytes] = []
         size = self.config.page_size
         extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
-        # Without stop strings the frontend writes the text.
+        # Without stop strings the frontend detokenises.
         writes = self._tokenizes() if params.stop and self._tokenizes else None
         stops, shows = params.stop or (), params.include_stop_str_in_output
         sequences: list[SequenceState] = []
@@ -182,9 +182,9 @@ class Engine:
         return RequestPipeline(request, vocabulary, words, grammar)
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
-        """Return the ids of every bad word, behind a space and at the beginning of a text.
+        """Return the token ids of every bad word, at the beginning of a text and after a space.
 
-        Written after a space only where that is one token sequence as long, as vLLM does.
+        As in vLLM, those after a space count only if they are as many and begin otherwise.
         """
         written: list[list[int]] = []
         for word in words:
@@ -216,8 +216,8 @@ class Engine:
     def beliefs(self) -> dict[str, Any] | None:
         """The controller's beliefs, see ``summary``; None without a controller.
 
-        Of a mixture also the experts of a layer that a step reads, by its rows, and how strange
-        rows are to each other: 0 if they share all of them.
+        For a mixture it adds the experts per layer that a step reads, by its rows, and how
+        ``strange`` rows are to each other: 0 if they share all experts, 1 if they are unrelated.
         """
         if self.controller is None:
             return None
@@ -233,9 +233,9 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> list[Event]:
-        """Choose, schedule, draft, verify, commit; return what was emitted.
+        """Run one step: choose, schedule, draft, verify, commit. Return the emitted events.
 
-        Whoever hands the events on calls ``settle`` afterwards, else the next step does.
+        The caller delivers the events, then calls ``settle``; otherwise the next step calls it.
         """
         self.settle()
         scheduler, chooser, drafting = self.scheduler, self.chooser, self.drafting
@@ -261,7 +261,7 @@ class Engine:
         return record.events
 
     def settle(self) -> None:
-        """Tell drafters and chooser of the last step, once; no event waits for that."""
+        """Report the last step to drafters and chooser, once; its events need not wait for this."""
         record, self.record = self.record, None
         if record is None:
             return
@@ -271,7 +271,7 @@ class Engine:
             self._forget(sequence, ended=True)
 
     def _close(self, sequence: SequenceState) -> None:
-        """Count a sample that has ended."""
+        """Remove a sample that has ended from the live ones, and add up its counts."""
         samples = self._live[sequence.request.id]
         del samples[sequence.sample_index]
         if not samples:
@@ -279,7 +279,7 @@ class Engine:
         self.counts.add(sequence.counts)
 
     def _begin_with_states(self, plan: Plan) -> None:
-        """Give sequences that begin behind pages of others the states behind these."""
+        """Restore the states of sequences that begin after pages computed by others."""
         for item in plan.batch:
             sequence = item.sequence
             if sequence.states is not None:
@@ -287,7 +287,7 @@ class Engine:
                 sequence.states = None
 
     def _keep_states(self, sequence: SequenceState) -> None:
-        """Keep a sequence's states at the end of its last full page for others."""
+        """Keep a snapshot of a sequence's states at the end of its last full page."""
         snapshots, size = self.scheduler.snapshots, self.config.page_size
         if snapshots is None:
             return
@@ -309,17 +309,17 @@ class Engine:
         self.verifier.store.release(sequence.id)
         self.noise.release(sequence.id)
         if ended:
-            del sequence.pipeline  # who still knows the sequence would hold its grammar
+            del sequence.pipeline  # else every reference to the sequence keeps its grammar
 
     @contextmanager
     def watched(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:
-        """Put ``wrap(drafter)`` in the default drafter's place, which drafts in every step."""
+        """Replace the default drafter by ``wrap(drafter)``, which then drafts in every step."""
         menu, chooser, drafters = self.menu, self.chooser, self.drafting.drafters
         inner = self.drafter
         drafters[inner.name] = wrapper = wrap(inner)
         depth = menu.state.num_speculative_tokens or menu.max_depth
         state = SpeculationState(menu.state.enabled, inner.name, depth)
-        chains = isinstance(chooser, AdaptiveChooser)  # else trees were asked for
+        chains = isinstance(chooser, AdaptiveChooser)  # else the user asked for trees
         self.menu = Menu(drafters, state, menu.max_depth, chains=chains)
         self.chooser = Chooser(self.menu, chooser.costs, tries_plain=False)
         self.drafting.menu = self.menu

@@ -1,4 +1,4 @@
-"""The experts of a mixture that the rows of a step wake: how many, and what they cost."""
+"""How many experts of a mixture the rows of a step use, and what reading them costs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from ..checkpoints.architecture import Architecture
 from .control.costs import ExpertCosts
 
 SMOOTHING = 0.02
-"""What a step counts in the mean of its size."""
+"""Weight of the newest step in a running mean."""
 
 
 class ExpertUnions:
-    """Running means of the experts that a layer reads in a step, by the step's rows.
+    """Running means of the number of experts that a layer reads in a step, by the step's rows.
 
-    Rows are told apart by powers of two: 1, 2 to 3, 4 to 7 and so on. Rows that are strangers to
-    each other wake nearly as many experts as they are times as many as one does, and each of them
-    is read: so drafted rows cost more the less they share.
+    Row counts are grouped by powers of two: 1, 2 to 3, 4 to 7 and so on. A layer reads each expert
+    that any row uses, and n unrelated rows use nearly n times as many as one row does: drafted
+    rows cost more the fewer experts they share.
     """
 
     def __init__(self, shape: Architecture) -> None:
@@ -22,9 +22,9 @@ class ExpertUnions:
         self._means: dict[int, float] = {}
 
     def take(self, rows: int, read: int) -> float:
-        """Take in a step of ``rows`` rows that read so many experts, of all layers together.
+        """Take in a step of ``rows`` rows that ``read`` that many experts, in all layers together.
 
-        Returns how many those are of a layer.
+        Returns the mean number per layer with experts.
         """
         size, each = rows.bit_length(), read / self._layers
         mean = self._means.get(size, each)
@@ -40,7 +40,7 @@ class ExpertUnions:
 
 
 def expert_costs(shape: Architecture) -> ExpertCosts | None:
-    """Return what a mixture's experts cost, by the numbers that a step reads; None without one."""
+    """Return what a mixture's experts cost, from the weights that a step reads; None if dense."""
     mixture = shape.mixture
     if mixture is None:
         return None

@@ -56,12 +56,12 @@ class Shield:
         return Draft(map(checked_copy, made))
 
     def call(self, drafter: Drafter, method: str, arguments: Iterable[object]) -> Any:
-        """Return the result of a drafter's method, called with copies; of a draft, a copy."""
+        """Return the result of a drafter's method, called with copies; a draft is copied too."""
         result = getattr(drafter, method)(*map(self._copy_of, arguments))
         return result if method != "peek" or result is None else checked_copy(result)
 
     def _copy_of(self, argument: object) -> object:
-        """Return the copy that a drafter may see of a sequence, some of them, or a step."""
+        """Return the copy of a sequence, a list of them or a step; other arguments unchanged."""
         if isinstance(argument, SequenceState):
             return self._seen(argument)
         if isinstance(argument, StepRecord):
@@ -117,7 +117,7 @@ class Shield:
 
 
 def checked_copy(nodes: DraftNodes) -> DraftNodes:
-    """Return a copy of a draft; ValueError where a column has neither none nor one entry a node."""
+    """Return a copy of a draft; ValueError unless a column is empty or has one entry per node."""
     if not isinstance(nodes, DraftNodes):
         raise ValueError(f"a draft has {type(nodes).__name__}; DraftNodes are needed.")
     rows = None if nodes.logits is None else np.asarray(nodes.logits)

@@ -21,17 +21,17 @@ from .control.kept_costs import read_costs, write_costs
 from .control.tuning import USUAL
 
 ROWS = (1, 16, 6, 4, 8, 2, 64, 32, 12, 256, 3, 128, 24, 48, 96, 192)
-"""Rows of the forwards that are measured, as far as the time goes: the curve's shape first."""
+"""Row counts to measure, in this order while time is left: the curve's shape comes first."""
 FEWEST_FORWARDS, MOST_ROUNDS = 3, 5
-"""Forwards that are measured in any case, and how often each is at most."""
+"""Forwards that are measured in any case, and the most measurements of each row count."""
 QUICK_SECONDS, THOROUGH_SECONDS = 0.2, 1.0
-"""Seconds that may go into each model when an engine is made, and while a server is idle."""
-BATCH_OF_DRAFTS = 8  # sequences whose drafts in one pass tell what each of them costs
+"""Seconds to measure each model when an engine is made, and while a server is idle."""
+BATCH_OF_DRAFTS = 8  # sequences drafted in one pass to measure the cost of each
 BYTES_PER_SECOND = 1e10  # speed at which attention reads the cache, about
 VERSION = 4
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Work that can rest between its steps, and comes to a value."""
+"""Work that can pause between its steps, and returns a value."""
 
 
 def measure(
@@ -41,17 +41,17 @@ def measure(
     seconds: float,
     forward: Callable[[RowsModel, Store, int], float],
 ) -> Steps[tuple[Curve, float]]:
-    """Return the seconds of a model's forward by rows, and what a token of context adds.
+    """Return the seconds of a model's forward by rows, and the seconds that a context token adds.
 
-    Its forwards take about ``seconds``, and it yields after each; ``forward`` runs as many rows
-    and returns what they took.
+    The forwards take about ``seconds`` in total, and it yields between them; ``forward`` runs that
+    many rows and returns the seconds they took.
     """
     rows = [n for n in ROWS if n <= max(2, most_rows)]
     store = model.new_store(max(rows) + 1, page_size)
     took: dict[int, float] = {}
-    # The first one no measurement should pay the first touch for.
+    # Not recorded: the first forward touches its memory for the first time.
     spent = forward(model, store, rows[0])
-    # Round after round, since others may use the machine for a while.
+    # In rounds, since other work may slow the machine for a while.
     for number in range(MOST_ROUNDS * len(rows)):
         if number >= FEWEST_FORWARDS and spent > seconds:
             break
@@ -66,7 +66,7 @@ def measure(
 
 
 def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return seconds by rows that do not fall, and no more than double with twice the rows."""
+    """Return the seconds corrected to never fall with rows, nor grow faster than the rows do."""
     likely = [*accumulate(reversed(seconds), min)][::-1]
     for i in range(1, len(likely)):
         likely[i] = min(likely[i], likely[i - 1] * rows[i] / rows[i - 1])
@@ -74,9 +74,9 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
 
 
 def measure_cold(model: RowsModel, target: RowsModel, page_size: int, warm: float) -> float:
-    """Return what a drafter's first pass of a step takes beyond the ``warm`` seconds of another.
+    """Return the seconds by which a drafter's first pass in a step exceeds a ``warm`` pass.
 
-    The target's forward before it has driven the drafter's weights out of the caches.
+    The target's forward before it has evicted the drafter's weights from the CPU's caches.
     """
     stores = target.new_store(2, page_size), model.new_store(2, page_size)
     took = []
@@ -94,7 +94,7 @@ def _forward(model: RowsModel, store: Store, rows: int) -> float:
 
 
 def _pass(model: RowsModel, store: Store, rows: int) -> float:
-    """Return the seconds of a forward without Python's part; a draft's passes share one call."""
+    """Return a forward's seconds without Python's part, since a draft's passes share one call."""
     clock = library()
     before = clock.nanoseconds if clock else 0
     seconds = _forward(model, store, rows)
@@ -110,10 +110,10 @@ def find_costs(
     most_rows: int,
     key: Mapping[str, Any],
 ) -> tuple[Costs, Steps[None]]:
-    """Return what steps cost, as it is kept under ``key``, else measured for a moment.
+    """Return the costs of steps, kept under ``key`` or else measured quickly, and later work.
 
-    With it comes what is to be done when there is time, forward by forward: measure thoroughly, and
-    keep that for other starts. ``merging`` are the names of drafters whose drafts are merged.
+    That work measures thoroughly, one forward at a time, and keeps the result for later starts.
+    ``merging`` are the names of drafters whose drafts are merged.
     """
     file = costs_file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = read_costs(file)
@@ -126,7 +126,7 @@ def find_costs(
 
 
 def finished(steps: Steps[T]) -> T:
-    """Return what all steps come to."""
+    """Run all steps and return their value."""
     while True:
         try:
             next(steps)
@@ -148,7 +148,7 @@ def _all_costs(
     most_rows: int,
     seconds: float,
 ) -> Steps[Costs]:
-    """Return what steps cost; a model's forwards take about ``seconds``."""
+    """Measure the costs of steps, with about ``seconds`` of forwards per model."""
     target, per_context = yield from measure(model, page_size, most_rows, seconds, _forward)
     by_name = {name: DraftCosts(None, USUAL.call, USUAL.per_sequence) for name in merging}
     for name, drafter in drafters.items():

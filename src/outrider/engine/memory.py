@@ -1,4 +1,4 @@
-"""Sizes the cache: pages for target and drafters, beside the room that a step needs."""
+"""Sizes the cache: pages for target and drafters, beside the memory that a step needs."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -13,19 +13,18 @@ from ..models.native_store import HIDDEN_ROWS
 
 BATCHED = "max_num_batched_tokens"
 STATES_SHARE = 0.25
-"""Of the free memory, what states of sequences may take; fewer sequences run at once otherwise."""
+"""Share of the free memory for sequences' states; it limits how many sequences run at once."""
 SNAPSHOTS = 16
-"""Sequences whose states are kept for others, at most."""
+"""Most snapshots of sequences' states that the prefix cache has room for."""
 LEAST_PAGES = 3  # pages that a cache must have
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The pages of the cache and their bytes, told at start; ``scratch`` pages come on top.
+    """The pages of the cache and their bytes, shown at start; ``scratch`` pages are extra.
 
-    ``state_bytes`` are those of all sequences' states beside pages, and ``snapshot_bytes`` those of
-    states for others that begin alike. ``added`` says of drafters with
-    weights of their own what they add.
+    ``state_bytes`` are for all sequences' states beside their pages, ``snapshot_bytes`` for states
+    in the prefix cache. ``added`` has a text on each drafter with weights of its own.
     """
 
     pages: int
@@ -59,7 +58,7 @@ class Budget:
 
 
 def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1) -> int:
-    """Return the most nodes that a draft can have, of up to ``together`` drafters."""
+    """Return the most nodes of a draft that merges up to ``together`` drafters."""
     most = config.max_draft_length * together
     return max([most, *(each.max_nodes for each in needs)])
 
@@ -85,10 +84,10 @@ def working_bytes(
     together: int = 1,
     per_row: int = 0,
 ) -> int:
-    """Return the bytes that a step's logits and hidden states take at most, and ``per_row`` more.
+    """Return the most bytes of a step's logits and hidden states, plus ``per_row`` for each row.
 
     Decoding sequences have a row of logits for their last token and for each draft node, twice
-    where raw ones are kept for log probabilities; a prompt whose log probabilities are asked has
+    where raw ones are kept for log probabilities. A prompt whose log probabilities are wanted has
     one for each of its tokens.
     """
     layers = {layer for each in needs for layer in each.target_layers}
@@ -99,9 +98,9 @@ def working_bytes(
 
 
 def seat_bytes(shape: Shape) -> int:
-    """Return the bytes that a row takes in the groups of its experts; 0 without a mixture.
+    """Return the bytes of a row's activations in its experts; 0 without a mixture.
 
-    It enters and leaves an expert in fp32 and once more as digits, and so does what is between.
+    Per expert: input, output and inner values in fp32; input and inner values again as digits.
     """
     if not isinstance(shape, Architecture) or shape.mixture is None:
         return 0
@@ -112,7 +111,7 @@ def seat_bytes(shape: Shape) -> int:
 def _smaller_choice(
     config: EngineConfig, model: Model, needs: Collection[Needs], together: int, room: int
 ) -> str:
-    """Return which smaller choice has a step that works with ``room`` bytes."""
+    """Return advice on smaller options with which a step fits in ``room`` bytes."""
     sizes, seats = (model.shape.vocab_size, model.hidden_size), seat_bytes(model.shape)
     sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
     while sequences > 1 or rows > 1:
@@ -127,7 +126,7 @@ def _smaller_choice(
 def _plan_states(
     config: EngineConfig, model: Model, needs: Collection[Needs], nodes: int, available: int
 ) -> tuple[int, int, int]:
-    """Return how many sequences run at once, and the bytes of states of them and for others."""
+    """Return how many sequences run at once, the bytes of their states, and of snapshots."""
     each = model.state_bytes(nodes) + sum(need.state_bytes for need in needs)
     room = int(STATES_SHARE * available)
     if not each:
@@ -145,12 +144,12 @@ def plan_budget(
     together: int = 1,
     freed: int = 0,
 ) -> Budget:
-    """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
+    """Return the pages that ``config.memory`` has room for; target and drafters share page ids.
 
-    With it no more than ``max_num_seqs`` sequences of full length need with their drafts. Without
-    it ``usual_pages``, at most half of the memory that is left beside what is needed once. So many
-    bytes more will be ``freed``. Raises MemoryBudgetError where not even one sequence of a page
-    fits.
+    They are at most those of ``max_num_seqs`` sequences of full length with drafts. Without
+    ``config.memory`` it is ``usual_pages``, in at most half of the memory left after fixed needs.
+    ``freed`` bytes count as free too. Raises MemoryBudgetError if fewer than ``LEAST_PAGES`` fit,
+    or ``config.memory`` is more than what is free.
     """
     size = config.page_size
     per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)

@@ -1,7 +1,7 @@
-"""``python -m outrider.engine.probe [MODEL [DRAFTER]]``: what torch and checkpoints say, as JSON.
+"""``python -m outrider.engine.probe [MODEL [DRAFTER]]``: facts on torch and checkpoints, as JSON.
 
 ``outrider ops doctor`` runs it as a process of its own: a torch that cannot be imported, or kernels
-that this CPU does not run, must not end the doctor.
+that this CPU cannot run, must not end the doctor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LANES = 16
 def footprint(checkpoint: Checkpoint, native: bool, drafts: bool) -> dict[str, int]:
     """Return the bytes that a loaded checkpoint takes with the default options of a server.
 
-    ``weights`` are as they are held (of a drafter, the native step's have 8 bits), ``working`` are
-    of a step, ``page`` of each of the cache's ``usual`` pages, ``states`` of each sequence's: 0 if
-    transformers runs the model, whose cache is as large as its sequences.
+    ``weights`` are bytes in memory (a drafter's have 8 bits in the native step), ``working`` those
+    of a step, ``page`` those of each of the cache's ``usual`` pages, ``states`` those of a
+    sequence. The last three are 0 if transformers runs the model: its cache grows as needed.
     """
     config, shape, architecture = EngineConfig(), checkpoint.shape, checkpoint.architecture
     step = library() if native else None
@@ -77,7 +77,7 @@ def num_weights(architecture: Architecture) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return threads, the native step's instruction sets, and what torch says."""
+    """Return threads, the native step's instruction sets, and torch's version and GPUs."""
     try:
         chosen = library()
         isa, trouble = (None if chosen is None else chosen.isa), ""
@@ -93,10 +93,10 @@ def machine() -> dict[str, Any]:
 
 
 def torch_and_gpus() -> dict[str, Any]:
-    """Return torch's version and the GPUs that it can use; None and none where it is missing."""
+    """Return torch's version and the GPUs that it can use; None and no GPU if it is missing."""
     if find_spec("torch") is None:
         return {"torch": None, "cuda_build": None, "cuda": []}
-    import torch  # one that is there but broken is to be told
+    import torch  # a broken one must be reported
 
     return {
         "torch": torch.__version__,
@@ -116,7 +116,7 @@ def torch_and_gpus() -> dict[str, Any]:
 def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
     """Return a checkpoint's family, dtype, sizes and bytes; ``error`` where it cannot be used.
 
-    ``bytes`` are those of its files; more are told by ``footprint``, of a drafter if it ``drafts``.
+    ``bytes`` are those of its files. ``footprint`` adds others, of a drafter if it ``drafts``.
     """
     try:
         files = Files(find_folder(model))
@@ -144,7 +144,7 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
 
 
 def _lost(files: Files, target: Architecture | None) -> str | None:
-    """Return what a checkpoint has lost of the MTP layers that it promises or has in part."""
+    """Return what a checkpoint lacks of the MTP layers that it promises; None if nothing."""
     if not has_mtp(files):
         return why_none(files) if promised(files) else None
     wrong = {} if target is None else lacking(files, target)
@@ -152,7 +152,7 @@ def _lost(files: Files, target: Architecture | None) -> str | None:
 
 
 def main() -> None:
-    """Print what torch says, and the checkpoints that are named."""
+    """Print the facts on this machine and on the named checkpoints."""
     told = machine()
     for name, path in zip(("model", "drafter"), sys.argv[1:], strict=False):
         told[name] = checkpoint(path, drafts=name == "drafter")

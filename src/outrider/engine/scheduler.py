@@ -31,7 +31,7 @@ from ..errors import MemoryBudgetError, shown
 logger = logging.getLogger("outrider")
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
 new_event = partial(tuple.__new__, Event)
-"""Returns an event of its fields, without a call in Python for each token."""
+"""Returns an event from its fields, without a Python call for each token."""
 
 
 def unexpected(error: Exception) -> str:
@@ -41,15 +41,15 @@ def unexpected(error: Exception) -> str:
 
 
 Choose = Callable[[SequenceState], tuple[str, DraftBudget]]
-"""Returns who drafts for a sequence, and how far the draft may go."""
+"""Returns the drafter of a sequence and the budget of its draft."""
 
 
 class Scheduler:
-    """Schedules without phases: a sequence's next rows are those of its tokens not computed yet.
+    """Schedules without phases: a sequence's next rows are its tokens that are not computed yet.
 
-    At most ``max_num_batched_tokens`` committed rows run in a step. Sequences with the same
-    beginning share its pages if it ``caches``, and where layers have states only as far as there
-    are ``snapshots`` of them.
+    At most ``max_num_batched_tokens`` committed rows run in a step. Sequences with a common prefix
+    share its pages if ``caches`` is set; where layers have states, only up to the longest prefix
+    whose states are in ``snapshots``.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Scheduler:
         self._max_num_seqs, self._max_rows = max_num_seqs, max_num_batched_tokens
         self._max_model_len = max_model_len
         self.ahead = 0
-        """Tokens behind a draft that get pages too where some are free, for drafters that go on."""
+        """Tokens after a draft that get pages too if some are free, for drafting ahead."""
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; raise MemoryBudgetError if the pool could not hold it even alone."""
@@ -95,10 +95,10 @@ class Scheduler:
             )
 
     def take_over(self, other: "Scheduler") -> list[SequenceState]:
-        """Queue another's sequences, those that ran first, and go on with its counts; return them.
+        """Queue another scheduler's sequences, running ones first, take its counts; return them.
 
-        Their pages are taken. Raises MemoryBudgetError: the pool cannot hold one of them; nothing
-        has happened then.
+        They lose their pages. Raises MemoryBudgetError if the pool cannot hold one of them;
+        nothing is moved then.
         """
         moved = [*other.running, *other.waiting]
         self.check_holds(max([sequence.limit for sequence in moved], default=0))
@@ -122,13 +122,13 @@ class Scheduler:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
-        will be computed again. Drafts get pages that are free and never take anybody's.
+        will be computed again. Drafts get free pages only and preempt nothing.
         ``seconds`` are those of the step, which has begun.
         """
         chosen: list[tuple[SequenceState, int]] = []
         preempted: list[SequenceState] = []
         room = self._max_rows if max_rows is None else min(self._max_rows, max_rows)
-        for sequence in self.running:  # which the youngest may leave meanwhile, at its end
+        for sequence in self.running:  # preemption may pop the youngest, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             if count and self._make_room(sequence, count, preempted):
                 chosen.append((sequence, count))
@@ -136,7 +136,7 @@ class Scheduler:
         coming: set[bytes] = set()
         if self.waiting and self._caches:
             coming.update(key for s in self.running for key in s.keys[s.named :])
-        place = 0  # in the queue: behind those that wait for pages that others compute now
+        place = 0  # in the queue: skips those that wait for pages that others compute now
         most = 0 if preempted else self._max_num_seqs
         while room and place < len(self.waiting) and len(self.running) < most:
             sequence = self.waiting[place]
@@ -160,9 +160,9 @@ class Scheduler:
         return Plan(batch, preempted, rows, decoding, seconds or StepSeconds())
 
     def _findable(self, sequence: SequenceState) -> list[bytes] | None:
-        """Return the keys of pages that others may have computed; None if none count.
+        """Return the keys of pages that others may have computed; None if none can be used.
 
-        The last token is computed in any case, and so is the whole of a scored prompt.
+        The last token is always computed, and so is all of a prompt with log probabilities.
         """
         scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
         if scored or not self._caches:
@@ -177,9 +177,9 @@ class Scheduler:
         return known < len(keys) and keys[known] in coming
 
     def _let_in(self, sequence: SequenceState) -> bool:
-        """Give a waiting sequence the pages that hold its beginning already, and new ones.
+        """Give a waiting sequence the cached pages of its prefix, and new ones for the rest.
 
-        False unless all of it fits: what is let in should not be thrown out at once.
+        Returns False unless all of it fits, so that it is not preempted at once.
         """
         pool, tokens, keys = self.pool, len(sequence.tokens), self._findable(sequence)
         shared = pool.find(keys or ())
@@ -199,7 +199,7 @@ class Scheduler:
         return True
 
     def _name_pages(self, sequence: SequenceState) -> None:
-        """Let others find the pages that are full of computed tokens."""
+        """Make a sequence's pages that are full of computed tokens findable for others."""
         size = self.pool.page_size
         full = sequence.num_computed // size
         if not self._caches or full == sequence.named:
@@ -213,7 +213,7 @@ class Scheduler:
     def _make_room(
         self, sequence: SequenceState, count: int, preempted: list[SequenceState]
     ) -> bool:
-        """Give a running sequence its pages, younger ones' if need be; False if it lost its own."""
+        """Give a running sequence pages, preempting younger ones; False if it was preempted."""
         while not self.pool.grow(sequence.pages, sequence.num_computed + count):
             youngest = self.running.pop()
             self._take_pages(youngest)
@@ -224,7 +224,7 @@ class Scheduler:
         return True
 
     def _take_pages(self, sequence: SequenceState) -> None:
-        """Take a running sequence's pages, so that all of it will be computed again."""
+        """Preempt a running sequence: free its pages, so that all of it is computed again."""
         self.pool.free(sequence.pages)
         sequence.num_computed = sequence.named = 0
         self.preemptions += 1
@@ -252,7 +252,7 @@ class Scheduler:
         return budget._replace(depth=depth, nodes=nodes if branches and depth else depth)
 
     def _give_ahead(self, batch: Sequence[Scheduled]) -> None:
-        """Give pages for what is drafted behind drafts, of those that hold nothing."""
+        """Give blank pages to tokens that may be drafted ahead, after the drafts."""
         pool = self.pool
         for item in batch:
             sequence, depth = item.sequence, item.budget.depth
@@ -286,7 +286,7 @@ class Scheduler:
             if error is None:
                 try:
                     events += self._emit(item, draft[i], verdict, i)
-                except Exception as problem:  # of its text: the others go on
+                except Exception as problem:  # in its text; other sequences continue
                     error = unexpected(problem)
             if error is not None:
                 self.remove(sequence)
@@ -309,7 +309,7 @@ class Scheduler:
     def _emit(
         self, item: Scheduled, draft: DraftNodes, verdict: Verdict, index: int
     ) -> list[Event]:
-        """Append tokens up to the first that ends the output; later ones never happened."""
+        """Append tokens up to the first that ends the output, dropping the rest; return events."""
         sequence, path, depth = item.sequence, verdict.path[index], draft.depth
         start = prompt_logprobs = drafted = counts = None
         if sequence.num_output == 0:

@@ -70,7 +70,7 @@ def set_up(
 ) -> EngineSetup:
     """Return the parts of an engine; arguments are those of ``LLM``.
 
-    A checkpoint that was ``loaded`` later stands in the place of the drafter's.
+    ``loaded`` is a drafter's checkpoint that was loaded later and replaces the first one.
 
     Raises ConfigError for a wrong option, ModelError where a checkpoint or tokenizer is unusable.
     """
@@ -102,7 +102,7 @@ def set_up(
     for each in (spec, *spec.members):
         if codec is not None:
             _check_tokenizers(source, each)
-    if isinstance(codec, TextCodec):  # an unread one has the ends of its GGUF file
+    if isinstance(codec, TextCodec):  # for an unread one the shape has the GGUF file's
         ends = checkpoint.shape.eos_token_ids | codec.end_token_ids
         checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, eos_token_ids=ends))
     return EngineSetup(checkpoint, spec, config, codec)

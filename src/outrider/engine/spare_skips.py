@@ -1,7 +1,7 @@
-"""The sublayers that a lone target can do without, searched for in spare time and kept.
+"""Searches in spare time for sublayers that a target without a drafter model can skip.
 
-The search reads text that the target writes for it. Where a set pays, ``auto`` has layerskip with
-that set from the next start on, and takes it where steps show that it is faster.
+The search scores text that the target generates for it, and keeps its result on disk. If a set
+pays, ``auto`` has layerskip with it from the next start on, and uses it where steps are faster.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..native.native_sampling import shared_noise
 from .measure import Steps, costs_file
 
 TEXT = 256
-"""Tokens of a text, after which another one begins."""
+"""Tokens of a generated text, after which the next text begins."""
 MOST_SUBLAYERS = 10_000
 logger = logging.getLogger("outrider")
 
 
 def is_lone(spec: DrafterSpec) -> bool:
-    """Return whether ``auto`` chooses among nothing that runs a model."""
+    """Return True for ``auto`` without a drafter that runs a model."""
     return (
         isinstance(spec, GroupSpec)
         and spec.auto
@@ -51,12 +51,12 @@ def with_kept(spec: DrafterSpec, model: Model, file: Path) -> DrafterSpec:
 
 
 def skips_file(key: Mapping[str, Any]) -> Path:
-    """Return where the sublayers that run are kept, beside the costs of the same model."""
+    """Return the file for the sublayers that run, beside the file for the same model's costs."""
     return costs_file({**key, "searched": LayerskipSpec.name})
 
 
 def read_skips(file: Path) -> tuple[int, ...] | None:
-    """Return the sublayers that run: none where no set pays, None where nobody has searched."""
+    """Return the sublayers that run: empty if no set pays, None without a valid result."""
     try:
         kept = read_kept(file)["sublayers"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,7 +70,7 @@ def read_skips(file: Path) -> tuple[int, ...] | None:
 def search_later(
     model: NativeTransformer, page_size: int, longest: int, row: float, file: Path
 ) -> Steps[None]:
-    """Search, unless that was done, and keep what is found; it yields after each forward."""
+    """Search, unless a result is kept, and keep the result; yields after each forward."""
     if read_skips(file) is not None:
         return
     kept = yield from searched(model, page_size, longest, row)
@@ -83,7 +83,7 @@ def search_later(
 def searched(
     model: NativeTransformer, page_size: int, longest: int, row: float
 ) -> Steps[tuple[int, ...]]:
-    """Return the sublayers that run where leaving out the others pays; none where nothing does."""
+    """Return the sublayers that run if skipping the others pays; empty if no set pays."""
     shape = model.shape
     least = min(LAYERS_THAT_RUN, shape.num_layers // 2)
     space = replace(Space.of(shape, least, longest), row=row)
@@ -114,7 +114,7 @@ def searched(
 
 
 class _Text:
-    """A text that the target writes at T = 1, behind one token."""
+    """A text that the target samples at temperature 1 after one given token."""
 
     def __init__(self, number: int, pages: int) -> None:
         params = SamplingParams(temperature=1.0)

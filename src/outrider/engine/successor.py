@@ -1,4 +1,4 @@
-"""Makes the engine that goes on in the place of another, with another drafter."""
+"""Makes an engine that replaces a running one, with another drafter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .engine import Engine
 from .setup import EngineSetup
 
 WARM_TOKENS = 2
-"""Decoded before an engine counts as ready: after a prompt, after a draft."""
+"""Tokens decoded before an engine counts as ready: one after a prompt, one after a draft."""
 TRIED_TOKENS = 8
-"""Decoded with a new drafter, whose drafts must not fail."""
+"""Tokens decoded with a new drafter, to see that its drafts do not fail."""
 
 
 def warm_up(
@@ -35,7 +35,7 @@ def warm_up(
 
 
 def check_room(drafter: Path) -> None:
-    """Raise MemoryBudgetError where the weights of a checkpoint are larger than what is free."""
+    """Raise MemoryBudgetError if a checkpoint's weights are larger than the free memory."""
     files = [*drafter.glob("*.safetensors")] if drafter.is_dir() else [drafter]
     size, free = sum(file.stat().st_size for file in files if file.is_file()), free_memory()
     if size > free:
@@ -46,21 +46,21 @@ def check_room(drafter: Path) -> None:
 
 
 class Opened(NamedTuple):
-    """A drafter whose weights are read: the parts of an engine with it, and its ``needs``."""
+    """A drafter whose weights are loaded: the setup of an engine with it, and its ``needs``."""
 
     setup: EngineSetup
     needs: Needs
 
     @property
     def spec(self) -> DrafterSpec:
-        """The drafter, which stands first where there are several."""
+        """The drafter: the first one if the setup has several."""
         return _first(self.setup)
 
 
 def opened(setup: EngineSetup, engine: Engine) -> Opened:
-    """Return the drafter of a setup for the target of an engine, which may go on meanwhile.
+    """Load the drafter of a setup for the target of an engine, which may step meanwhile.
 
-    Raises ModelError, ConfigError, MemoryBudgetError: it cannot be used.
+    Raises ModelError, ConfigError or MemoryBudgetError if it cannot be used.
     """
     spec = _first(setup)
     if spec.folder is not None:
@@ -73,16 +73,16 @@ def _first(setup: EngineSetup) -> DrafterSpec:
 
 
 def successor(engine: Engine, drafter: Opened) -> Engine:
-    """Return an engine with a drafter that was opened, which goes on with another's requests.
+    """Return an engine with an opened drafter, which takes over the requests of ``engine``.
 
-    Both have the same target, loaded once. The new cache is planned as at a start, or has the bytes
-    of the old one where the user said how many; what the old one holds counts as free, since a page
-    takes memory when it is first used. So while both engines are there, only the new drafter's
-    weights come on top. Its default is the new drafter; the switch stays on or off, and at its
+    Both share the loaded target. The new cache is planned as at a start, or has as many bytes as
+    the old one if the user set them. The memory that the old cache uses counts as free, since a
+    page takes memory only when it is first used. So while both engines exist, only the new
+    drafter's weights are added. The new drafter is the default; the switch keeps its state and its
     draft length.
 
-    Raises ModelError, ConfigError, MemoryBudgetError: the drafter cannot be used; the old engine
-    goes on as if nothing had happened.
+    Raises ModelError, ConfigError or MemoryBudgetError if the drafter cannot be used; the old
+    engine is then unchanged.
     """
     setup, name = drafter.setup, drafter.spec.name
     budget, pool = engine.budget, engine.scheduler.pool
@@ -103,7 +103,7 @@ def successor(engine: Engine, drafter: Opened) -> Engine:
 
 
 def _try(engine: Engine, name: str) -> None:
-    """Have a drafter draft for a few tokens. Raises ModelError: it fails."""
+    """Decode a few tokens with a drafter. Raises ModelError if it fails."""
     wishes = Speculation(drafter=name, num_speculative_tokens=engine.menu.max_depth)
     warm_up(engine, wishes, TRIED_TOKENS)
     why = engine.menu.switched_off.get(name)

@@ -25,7 +25,7 @@ UNUSED = Row("", 0, 0, 0, True, 0)  # stands for a row that is scored, but decid
 class Verifier:
     """Holds the target and its cache, the acceptance rule and the shared noise.
 
-    Log probabilities are of the model's logits if they are ``raw``, else of the processed ones.
+    Log probabilities come from the model's logits if ``raw``, else from the processed logits.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Verifier:
         self.unions: ExpertUnions | None = None
         if isinstance(shape, Architecture) and shape.mixture and store.experts is not None:
             self.unions = ExpertUnions(shape)
-        """What the rows of a step have in common; None without a mixture of experts."""
+        """Counts the experts that steps read; None if there are none or the store counts none."""
 
     def verify(
         self, plan: Plan, draft: Draft, layers: Sequence[int] = ()
     ) -> tuple[Verdict, HiddenStates | None]:
-        """Run the plan's rows and the draft's, and decide the step; return ``layers``' states.
+        """Run the plan's rows and the draft's; return the verdict and ``layers``' hidden states.
 
-        Afterwards the entries of accepted nodes stand at their tokens' positions in the cache.
+        Afterwards the cache entries of accepted nodes are at their tokens' positions.
         """
         begin = time.perf_counter()
         segments: list[Segment] = []
@@ -86,7 +86,7 @@ class Verifier:
             known = isinstance(error, RequestError)
             verdict.errors[i] = str(error) if known else unexpected(error)
         for i, reason in samples.reasons.items():
-            if verdict.errors[i]:  # the rule met a row that is NaN by it
+            if verdict.errors[i]:  # the rule reached a row that this made NaN
                 verdict.errors[i] = reason
         if samples.kept or samples.scored:
             self._score(plan, verdict, samples)
@@ -103,7 +103,7 @@ class Verifier:
         return verdict, states
 
     def _score(self, plan: Plan, verdict: Verdict, samples: Samples) -> None:
-        """Measure the log probabilities that are asked of prompts and of the step's tokens."""
+        """Compute the requested log probabilities of prompts and of the step's tokens."""
         prompts = {i: _of_prompt(plan.batch[i], z) for i, z in samples.scored.items()}
         outputs: dict[int, Asked] = {}
         for i, z in samples.kept.items():
@@ -133,14 +133,14 @@ class Verifier:
 
 
 def _num_scored(item: Scheduled) -> int:
-    """Return how many of an item's rows want logits for the prompt's log probabilities."""
+    """Return how many of an item's rows need logits for the prompt's log probabilities."""
     sequence = item.sequence
     done = max(1, len(sequence.prompt_logprobs)) >= sequence.prompt_length
     return 0 if sequence.sample_index or done else item.count
 
 
 def _rows(segments: list[Segment], inputs: list[SampleInput | None]) -> list[Row]:
-    """Return whose token each row of logits decides."""
+    """Return for each row of logits which token it decides."""
     rows: list[Row] = []
     for segment, asked in zip(segments, inputs, strict=True):
         if asked is not None:
@@ -150,11 +150,11 @@ def _rows(segments: list[Segment], inputs: list[SampleInput | None]) -> list[Row
 
 
 def _of_prompt(item: Scheduled, logits: NDArray[np.float32]) -> Asked:
-    """Return what is asked of a prompt's tokens; ``logits`` are of the item's first rows."""
+    """Return the log probabilities to compute of a prompt from ``logits`` of the item's rows."""
     sequence = item.sequence
     if not sequence.prompt_logprobs:
         sequence.prompt_logprobs.append(None)  # nothing precedes the first token
-    # The row at position p speaks of the token at p + 1; after a preemption some are known.
+    # The row at position p predicts the token at p + 1; after a preemption some are known.
     start = len(sequence.prompt_logprobs) - 1
     stop = min(item.start + item.count, sequence.prompt_length - 1)
     rows = range(start - item.start, stop - item.start)

@@ -31,7 +31,7 @@ def written_out(
     cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention that torch's kernel does not have, by tiles.
+    """Return attention with a cap or sinks, which torch's kernel lacks, tile by tile.
 
     Products are bounded to cap * tanh(product / cap) (Gemma 2), and ``sinks`` [kv_heads, TILE *
     groups, 1] are scores of a key without a value (gpt-oss). ``queries`` and the result are [count,
@@ -40,7 +40,7 @@ def written_out(
     """
     out = []
     for query, key, value, hidden in zip(queries, keys, values, mask, strict=True):
-        # One tile at a time: a batched product may sum otherwise for another number of tiles.
+        # One tile at a time: the order of a batched product's sums may depend on the batch.
         products = torch.bmm(query, key.transpose(1, 2)) * scale
         if cap is not None:
             products = (products / cap).tanh() * cap

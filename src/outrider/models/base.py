@@ -26,11 +26,11 @@ class Output:
 
 
 class RowsModel(ABC):
-    """A model that runs rows of paged sequences and drafts behind them: whole, or a head."""
+    """A model, whole or a head, that runs rows of paged sequences and drafts after them."""
 
     dtype: np.dtype[Any]
     device: str
-    """Where it runs; what it takes and returns is the host's."""
+    """Where it runs; its inputs and outputs are in the host's memory."""
     shape: Shape
     """Sizes and names from the checkpoint."""
     hidden_layers: int = 0
@@ -43,12 +43,12 @@ class RowsModel(ABC):
         """Return the bytes of cache that a page takes."""
 
     def state_bytes(self, drafted: int) -> int:
-        """Return the bytes of a sequence's states beside pages, with drafts of so many tokens."""
+        """Return the bytes of a sequence's states beside pages, for ``drafted`` drafted tokens."""
         return 0
 
     @property
     def kept_state_bytes(self) -> int:
-        """The bytes of a sequence's states that are kept for others."""
+        """The bytes of a sequence's states in a snapshot for others."""
         return 0
 
     def added_bytes(self, beside: RowsModel | None) -> int:
@@ -63,12 +63,12 @@ class RowsModel(ABC):
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits of the rows that want them, and hidden states; fill the cache.
 
-        A row that is not finite, or attends to one, has NaN logits; no other row is touched by it.
+        A row that is not finite, or attends to one, has NaN logits; other rows are not affected.
         ``hidden`` are layers whose output, the residual stream, is wanted; -1 is the embedding.
         """
 
     def try_rows(self, count: int, store: Store) -> None:
-        """Run as many sequences of one row each, to measure what that takes."""
+        """Run ``count`` sequences of one row each, to measure what that takes."""
         self.run(lone_rows(count, self.shape.vocab_size), store)
 
     @abstractmethod
@@ -80,9 +80,9 @@ class RowsModel(ABC):
         noise: Noise,
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
-        """Run ``segments`` and return the nodes that are drafted behind each with an input.
+        """Run ``segments`` and return the nodes that are drafted after each one with an input.
 
-        Pages reach to the draft's end. A draft ends early where the model drew an id that it has no
+        Pages reach to the draft's end. A draft ends early if the model draws an id that it has no
         embedding for. ``needs_logits``: nodes carry the processed logits that they were drawn from.
         """
 

@@ -32,9 +32,9 @@ class Keep(IntEnum):
 class SampleInput(NamedTuple):
     """The sampling from the rows of logits that a segment wants.
 
-    With ``samples`` a token is drawn behind the segment's last token, if it has any, and behind
-    each of its nodes; rows before these are scored only. ``drafted`` are ids at the segment's end
-    that are not in ``sequence.tokens``.
+    With ``samples`` a token is drawn after the segment's last token, if it has any, and after each
+    of its nodes; rows before these are scored only. ``drafted`` are ids at the segment's end that
+    are not in ``sequence.tokens``.
     """
 
     sequence: SequenceState
@@ -52,7 +52,7 @@ class SampleInput(NamedTuple):
         return paths if segment.tokens else paths[1:]
 
     def rows(self, paths: Sequence[Sequence[int]]) -> list[Row]:
-        """Return whose tokens the sampled rows decide."""
+        """Return for each sampled row which token it decides."""
         sequence, base = self.sequence, len(self.sequence.tokens)
         seed, greedy = sequence.request.seed, sequence.request.params.greedy
         return [
@@ -69,7 +69,7 @@ class Samples(NamedTuple):
 
     ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``, without
     meaning where none is sampled. ``logits``, fp32 [rows and more, vocabulary], are processed in
-    place where no noise was given. The rest but ``hidden`` is by the number of the segment.
+    place where no noise was given. The other fields, except ``hidden``, are by number of segment.
     """
 
     tokens: Sequence[int]
@@ -83,7 +83,7 @@ class Samples(NamedTuple):
 
 
 class DraftInput(NamedTuple):
-    """A sequence to draft for: nodes of the highest log q + g, likeliest by the limits' rates.
+    """A sequence to draft for: nodes have the highest log q + g, ranked by the limits' rates.
 
     ``position`` is that of the first drafted token; None where it follows ``sequence.tokens``.
     """
@@ -105,7 +105,7 @@ def sample_in_python(
     Without ``noise`` logits are processed and nothing is drawn.
     """
     logits = samples.logits
-    if noise is not None:  # of the target's vocabulary, which its options speak of
+    if noise is not None:  # it has the target's vocabulary, to which options refer
         logits = widened(logits, noise.vocab_size)
     kept, scored = dict(samples.kept), dict(samples.scored)
     errors: dict[int, Exception] = {}
@@ -128,8 +128,8 @@ def sample_in_python(
             kept[i] = z.copy()
         try:
             sequence.pipeline.apply(z, sequence.tokens, paths)
-        except RequestError as error:  # of its options: the others go on
-            errors[i] = error.with_traceback(None)  # which would hold its frames, and they grammars
+        except RequestError as error:  # of its options; other sequences continue
+            errors[i] = error.with_traceback(None)  # whose frames would hold grammars
         except Exception as error:
             errors[i] = error
         if sequence.pipeline.error:
@@ -153,9 +153,9 @@ def grammar_masks(
     slow: list[int],
     pipelines: list[int],
 ) -> list[Mask | None]:
-    """Return the tokens that grammars, of the segments of these numbers, allow at rows of logits.
+    """Return for each row of logits the tokens allowed by its grammar; None without a grammar.
 
-    A segment whose parser gives up loses its pipeline and joins ``slow``: Python says why.
+    ``grammars`` are segments' numbers. One whose parser fails moves to ``slow``: Python says why.
     """
     masks: list[Mask | None] = []
     number = -1
@@ -175,14 +175,14 @@ def grammar_masks(
 
 
 def mask_bytes(vocab_size: int) -> int:
-    """Return the bytes of a mask, at least."""
+    """Return the least bytes of a mask."""
     return -(-vocab_size // 8)
 
 
 def allowed_after(sequence: SequenceState, vocab_size: int) -> AllowedAfter:
-    """Return the function of the tokens that a sequence's grammar allows behind drafted ones.
+    """Return a function that returns the tokens that a grammar allows after drafted ones.
 
-    It allows none where the parser gives up: the target meets that too, and says why.
+    It allows none if the parser gives up: the target meets the same error, and says why.
     """
     nothing = np.zeros(mask_bytes(vocab_size), np.uint8)
 

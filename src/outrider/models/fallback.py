@@ -2,7 +2,7 @@
 
 Positions are cut into spans of ``PROMPT_SPAN`` as far as the prompt fills them and of ``TILE`` from
 there on. Every forward runs one whole span of one sequence over a cache that ends where the span
-begins, padded behind the last row. So a row's logits are the same bits however the work is cut up.
+begins, padded after the last row. So a row's logits are the same bits however the work is cut up.
 """
 
 import inspect
@@ -38,18 +38,18 @@ from .tiles import TILE, padded
 logger = logging.getLogger("outrider")
 
 PROMPT_SPAN = 64
-"""Rows of a prompt that go through together: few enough to repeat where a chunk ends in between."""
+"""Rows of a prompt that run together: few enough to repeat if a chunk ends in between."""
 CACHES = ("past_key_values", "cache_params", "state")
-"""Under one of these names a model returns what it keeps, and takes it again."""
+"""Names under one of which a model returns its cache, and takes it again."""
 CROPPED = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer")
-"""transformers' layers of a cache that can go back; those with windows become the first."""
+"""transformers' cache layers that can be cropped; those with windows are replaced by the first."""
 PRODUCTS = (F.linear, torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 class FixedProducts(TorchFunctionMode):
-    """Runs products of any number of rows in tiles of ``TILE``, as experts have them.
+    """Runs products of any number of rows, as experts have them, in tiles of ``TILE``.
 
-    How many of a span's rows an expert gets depends on the rows behind, which must not matter.
+    How many of a span's rows an expert gets depends on later rows, which must not matter.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,9 +85,9 @@ class Fallback(PythonStep):
     """A checkpoint run by transformers.
 
     Chains only, one sequence a forward. A model whose state cannot be rolled back (Mamba, RWKV,
-    hybrids) has ``truncates`` False and runs row by row. One that takes no cache, or keeps a part
-    of its state elsewhere, computes its sequence anew for every span or row. A model whose rows
-    depend on later ones is refused.
+    hybrids) has ``truncates`` False and runs row by row. A model that takes no cache, or keeps a
+    part of its state elsewhere, computes its sequence anew for every span or row. A model whose
+    rows depend on later ones is refused.
     """
 
     trees = False
@@ -116,7 +116,7 @@ class Fallback(PythonStep):
             self._page = self._measure()
 
     def _span_at(self, row: int, prompt_length: int) -> tuple[int, int]:
-        """Return the first position of the span of ``row``, and the one behind it."""
+        """Return the first position of the span of ``row``, and the one after its last."""
         for size in (PROMPT_SPAN, TILE):
             begin = row // size * size
             if self.truncates and (size == TILE or begin + size <= prompt_length):
@@ -124,7 +124,7 @@ class Fallback(PythonStep):
         return row, row + 1
 
     def _new_cache(self) -> DynamicCache | None:
-        """An empty cache that can be cropped; None where the model's cannot be."""
+        """Return an empty cache that can be cropped; None if the model's cannot be."""
         cache = DynamicCache(config=self._model.config)
         cache.layers = [
             # A window that dropped its past could not go back; the mask alone makes the window.
@@ -134,9 +134,9 @@ class Fallback(PythonStep):
         return cache if all(type(layer).__name__ in CROPPED for layer in cache.layers) else None
 
     def _tie_ropes(self) -> None:
-        """Let ropes that scale with the sequence's length see it, and forget earlier lengths.
+        """Make ropes that scale with the sequence's length use it, and forget earlier lengths.
 
-        As natively it is the prompt's, and beyond the prompt the end of the row's own span.
+        As in the native step it is the prompt's, and beyond the prompt the end of the row's span.
         """
 
         def lengthen(rope: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -179,7 +179,7 @@ class Fallback(PythonStep):
                 last = self._rows(kept, Segment([token], row, (), 1, 4))
                 self._rows(other, Segment([4], row, (), 1, 4))
             if kept.cache is None or not torch.equal(last[-1], some[-1]):
-                self._name = None  # a part of its state stands elsewhere, shared by all
+                self._name = None  # a part of its state is kept elsewhere, shared by all
             return
         whole = logits(list(range(1, TILE + 1)))
         # Well beyond rounding, which is all that another kernel may change.
@@ -193,7 +193,7 @@ class Fallback(PythonStep):
                 return
 
     def _measure(self) -> tuple[int, int]:
-        """Bytes of cache that a sequence takes whatever its length, and those of a token more."""
+        """Return a sequence's fixed bytes of cache, and the bytes of each token."""
         kept, size = _KeptSequence(), []
         for start in (0, TILE):
             self._rows(kept, Segment([1] * TILE, start, (), 1, 2 * TILE))
@@ -202,12 +202,12 @@ class Fallback(PythonStep):
         return max(0, size[0] - each * TILE), each
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes that a page's tokens take at most: a state of fixed size counts for every page."""
+        """Return the most bytes of a page's tokens: a state of fixed size counts for every page."""
         fixed, each = self._page
         return fixed + (each + 8) * page_size  # 8: the token itself
 
     def new_store(self, num_pages: int, page_size: int) -> SequenceStore:
-        """An empty cache; it grows and shrinks with its sequences."""
+        """Return an empty cache; it grows and shrinks with its sequences."""
         return SequenceStore(page_size)
 
     @torch.inference_mode()
@@ -236,7 +236,7 @@ class Fallback(PythonStep):
             wanted = max(0, row - max(begin, first))
             logits = self._span(kept, begin, row, stop, wanted > 0)[: row - begin]
             if self.truncates and wanted and logits.isnan().any():
-                # Masked rows are multiplied by 0, which a NaN survives: leave those behind out.
+                # A masked row with NaN still spreads, as 0 * NaN is NaN: leave out later rows.
                 ends = range(begin + 1, row + 1)
                 alone = [self._span(kept, begin, end, stop, True) for end in ends]
                 logits = torch.stack([rows[i] for i, rows in enumerate(alone)])
@@ -273,7 +273,7 @@ class Fallback(PythonStep):
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
+    """Return transformers' model, from safetensors, without any code of the checkpoint's."""
     folder, config = checkpoint.folder, checkpoint.config
     assert not isinstance(config, PlainConfig)
     check_model(config, checkpoint.tensors.shapes(), folder)
@@ -300,7 +300,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
 
 
 def _num_bytes(kept: Any) -> int:
-    """Bytes of all tensors in ``kept``, however they are nested."""
+    """Return the bytes of all tensors in ``kept``, however they are nested."""
     if isinstance(kept, torch.Tensor):
         return kept.nbytes
     if isinstance(kept, dict):

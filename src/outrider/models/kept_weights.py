@@ -1,7 +1,7 @@
 """Packed weights on disk: a later start maps them instead of packing or quantising again.
 
-A file of its own holds what one checkpoint becomes by one recipe, dtype and library, under a key of
-all that. Files that were not used for longest go first. A damaged file is removed.
+One file holds the weights of one checkpoint by one recipe, dtype and library, under a key of all
+that. The least recently used files are removed first. A damaged file is removed.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from ..native.library import Library
 logger = logging.getLogger("outrider")
 
 BOUND = 20 << 30
-"""Bytes of all kept files, at most; one takes half of them at most."""
+"""Most bytes of all kept files; one file takes at most half of them."""
 LEAST = 32 << 20
-"""Bytes of a checkpoint whose weights are kept; smaller ones are packed in no time."""
+"""Least bytes of a checkpoint whose weights are kept; smaller ones are packed in no time."""
 LEFT_FREE = 4 << 30
 """Bytes of the disk that stay free."""
 SAMPLE, STRIDE = 4096, 16 << 20
-"""Bytes that tell a file from another of its size and time, and how far apart they are."""
+"""Bytes of a sample that tells files of one size and time apart, and the distance of samples."""
 STALE_SECONDS = 3600.0
 """Age of an unfinished file that nobody writes any more."""
 SUFFIX, UNFINISHED = ".packed", ".part"
 VERSION = 2
-"""Raise it where a recipe makes other weights of the same files."""
+"""Raise it when a recipe makes other weights from the same files."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """The place where the packed weights of a model are kept, or would be.
 
-    ``copies`` says that reading them is worth it where they cannot be mapped in large pages: that
-    is quicker than quantising, but not than packing.
+    ``copies`` is True if reading them is worth it even if they cannot be mapped in large pages:
+    that is quicker than quantising, but not than packing.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def there(self) -> bool:
-        """True if weights are kept where this process may look."""
+        """True if the file exists and this process may see it."""
         return os.path.isfile(self.path)
 
     def take(self, library: Library, handle: int, beside: int | None) -> bool:
@@ -117,13 +117,13 @@ def files_of(checkpoint: Checkpoint) -> list[Path]:
 
 
 def written(files: Iterable[Path]) -> list[tuple[str, int, int, str]]:
-    """Return what tells files from others: where they lie, sizes, times, and a sample of each."""
+    """Return what identifies files: path, size, time, and a digest of samples of each."""
     states = [(str(file.resolve()), file.stat()) for file in files]
     return [(name, s.st_size, s.st_mtime_ns, _sample(Path(name), s.st_size)) for name, s in states]
 
 
 def _sample(file: Path, size: int) -> str:
-    """Return a digest of some of a file: images and archives give all files of a kind one time."""
+    """Return a digest of parts of a file: images and archives give many files the same time."""
     digest = hashlib.sha256()
     with file.open("rb", buffering=0) as opened:
         for place in range(0, size, STRIDE):

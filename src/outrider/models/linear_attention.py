@@ -33,11 +33,11 @@ def linear_attention(
     shape: LinearAttention,
     eps: float,
 ) -> torch.Tensor:
-    """Return what linear attention makes of each sequence's rows, [padded rows, values].
+    """Return the output of linear attention over each sequence's rows, [padded rows, values].
 
-    ``inputs`` [padded rows, .] are queries, keys and values, and gates, ``rates`` [padded rows, 2 *
-    value heads] strengths and decays, of Mamba-2 both at once [padded rows, value heads]. The state
-    of a head is fp32 [key_dim, value_dim].
+    ``inputs`` [padded rows, .] are queries, keys, values and gates. ``rates`` [padded rows, 2 *
+    value heads] are strengths and decays; Mamba-2 has one rate for both [padded rows, value heads].
+    The state of a head is fp32 [key_dim, value_dim].
     """
     s, dtype = shape, inputs.dtype
     mixed, gates = inputs.split((s.conv_width, s.values), -1)

@@ -120,7 +120,7 @@ def load_model(
 
 
 def _refuse_cpus(checkpoint: Checkpoint, cpus: frozenset[int] | None) -> None:
-    """Refuse to place a model that the native step does not run."""
+    """Raise ConfigError if CPUs are given for a model that the native step does not run."""
     if cpus is not None:
         raise ConfigError(
             f"drafter_cpus places models that the native step runs, and it does not run "
@@ -146,9 +146,9 @@ def _coarse(checkpoint: Checkpoint, recipe: Recipe | None, activations: str) -> 
 
 
 def check_drafts(folder: Path, model: Model, chains: bool = True) -> None:
-    """Refuse a model that cannot draft as a whole. Raises ModelError.
+    """Raise ModelError for a whole model that cannot draft.
 
-    One whose layers have states drafts ``chains`` alone, and in the native step.
+    A model whose layers have states drafts only ``chains``, and only in the native step.
     """
     why = None
     if not model.truncates:

@@ -32,8 +32,8 @@ from .rows import Segment, planted_of
 
 LARGEST_HEAD = 256
 LANES, MOST_TAPS, MOST_KEY_DIM, MOST_STATE = 16, 8, 256, 1 << 24
-"""Channels that layers with states go by in the step, the tokens that convolutions span, elements
-of a key and of all heads of linear attention, at most."""
+"""Channels of layers with states are a multiple of the first. The others are limits: tokens that a
+convolution spans, elements of a key, and channels of a linear attention's convolution."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -55,7 +55,7 @@ def covers(config: ModelConfig, architecture: Architecture, dtype: np.dtype[Any]
 
 
 def _mixes(a: Architecture, mixture: Mixture) -> bool:
-    """Return whether the native step runs a model's mixtures: experts begin with a unit."""
+    """Return whether the native step runs a model's mixtures: widths are multiples of ``LANES``."""
     return a.hidden_size % LANES == 0 and mixture.width % LANES == 0
 
 
@@ -77,7 +77,7 @@ def _rope_types(config: ModelConfig, a: Architecture) -> set[str]:
 
 
 def _far(config: ModelConfig, a: Architecture, max_length: int) -> int:
-    """Return the length beyond which rows turn otherwise; 0 if none is that far."""
+    """Return the length beyond which longrope rotates rows otherwise; 0 if none is that long."""
     if "longrope" not in _rope_types(config, a):
         return 0
     trained = int(rope_parameters(config)["original_max_position_embeddings"])
@@ -100,11 +100,11 @@ def is_native(checkpoint: Checkpoint, dtype: str = "auto") -> bool:
 class NativeTransformer(NativeModel, Model):
     """A checkpoint of a family that ``covers`` admits.
 
-    Every row goes through the same kernels in the same order of summation, whatever comes along:
-    its logits are bit-equal in any company, on one instruction set. Sums are fp32. An embedding or
-    head that ``beside``, another model, holds to the bit is held once. With ``coarse`` activations
-    get 8 bits beside few-bit weights, not 16. Weights come from ``kept`` where it has them. With
-    ``coded_cache`` keys and values are codes of 8 bits.
+    Every row goes through the same kernels in the same order of summation, whatever the batch: its
+    logits are bit-equal in any batch, on one instruction set. Sums are fp32. An embedding or head
+    that is bit-equal to that of another model, ``beside``, is shared with it. With ``coarse``,
+    activations get 8 bits beside few-bit weights, not 16. Weights come from ``kept`` if it has
+    them. With ``coded_cache``, keys and values are codes of 8 bits.
     """
 
     truncates = True
@@ -131,7 +131,7 @@ class NativeTransformer(NativeModel, Model):
         config = step_config(a, dtype, max_length, coarse)
         config.far = _far(checkpoint.config, a, max_length)
         config.coded_cache = coded_cache
-        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        # Keys that are rotated by the prompt's length can serve that prompt only.
         self.paged = not config.far
         self.trees = not a.stateful
         self.kept = kept
@@ -144,8 +144,8 @@ class NativeTransformer(NativeModel, Model):
                 return
         loader = Loader(checkpoint.tensors, a, dtype, True, recipe)
         table, embedding = loader.table(), None
-        # Tied, the head is the only copy, and tokens are looked up in it. Not beside a packed
-        # embedding either, which could not be compared with it.
+        # A tied head is the only copy, and tokens are looked up in it. Nor is one kept beside a
+        # model with a packed embedding, with which it could not be compared.
         plain = beside is None or beside.embedding is not None
         if isinstance(table, np.ndarray) and not a.tied and plain:
             embedding = np.ascontiguousarray(table)
@@ -166,7 +166,7 @@ class NativeTransformer(NativeModel, Model):
             self.keep()
 
     def keep(self) -> None:
-        """Keep the packed weights for other starts, if that is wanted and worth it."""
+        """Save the packed weights for later starts, if that is wanted and worth it."""
         if self.kept is not None and self.embedding is None:
             self.kept.keep(self.library, self.handle)
 
@@ -184,8 +184,8 @@ class NativeTransformer(NativeModel, Model):
     ) -> Samples:
         """See ``base.Model``; rows that need no Python are decided in the forward's own call.
 
-        Python has a say in rows with a processor or bad words of several tokens, and in rows behind
-        drafted tokens that penalties count. What a grammar has to say comes as masks.
+        Python handles rows with a processor or bad words of several tokens, and rows after drafted
+        tokens that penalties count. Grammars are passed as masks.
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise)

@@ -1,10 +1,10 @@
-"""Heads that draft a block in one pass, which the native step runs: DFlash, DFlash2 and DSpark.
+"""Heads that draft a block in one pass, run by the native step: DFlash, DFlash2 and DSpark.
 
 Chen et al., "DFlash: Block diffusion for flash speculative decoding", 2026. The rows of a block are
-the last token and masks, which see each other, and behind them keys and values that each layer
-makes of the target's states. DFlash2 (as the ``speculators`` library has it) mixes the rows of a
-block before and behind each sublayer; it and DSpark ("DSpark", arXiv 2607.05147, 2026) draw a token
-also by its score behind the one before it.
+the last token and masks. They see each other, and the keys and values that each layer computes from
+the target's states. DFlash2 (as in the ``speculators`` library) mixes the rows of a block before
+and after each sublayer; it and DSpark ("DSpark", arXiv 2607.05147, 2026) add to a token's logit a
+score that depends on the token before it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Floats = NDArray[np.float32]
 
 
 class NativeBlock(HeadModel):
-    """A head of ``BLOCKS`` beside its target; ``quantization`` is as of ``NativeHead``.
+    """A head of ``BLOCKS`` beside its target; ``quantization`` is that of ``NativeHead``.
 
-    A segment has tokens with states, which become keys and values alone, and behind them, if it
-    wants logits, the last token and masks as nodes. States are of their tokens themselves.
+    A segment has tokens with states, which become keys and values only. If it wants logits, the
+    last token follows, and masks as nodes. Each state is that of its own token.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NativeBlock(HeadModel):
         config.causal, config.causal_windows = block.causal, block.causal_windows
         config.kernel_taps, config.kernel_group = block.taps, block.group
         if block.as_target and target.shape.family.startswith("gemma"):
-            # Their embedding scales by itself, others' models scale what it gives.
+            # Gemma's embedding module scales its output; in other families the model does.
             config.embedding_scale = target.shape.embedding_scale
         super().__init__(library, a, config, target.dtype, None, head.config)
         if not head.borrows_logits:
@@ -89,7 +89,7 @@ class NativeBlock(HeadModel):
             self.library.set_vector(self.handle, index, kind, kernels.ravel())
 
     def _load_transitions(self, source: HeadTensors) -> None:
-        """Give the library the scores of tokens behind others; the arrays stay here."""
+        """Give the library the scores of tokens after others; this object keeps the arrays."""
         rank = self.block.rank
         sizes = self.head.vocab_size, self.shape.vocab_size
         self._codebooks = tuple(
@@ -137,7 +137,7 @@ class NativeBlock(HeadModel):
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; logits are over the target's vocabulary, states of blocks' rows.
 
-        Behind the last layer is what the output matrix reads.
+        The states after the last layer are what the output matrix reads.
         """
         output = self.forward(segments, store, None, hidden)
         return self._of_target(output, self.head.vocab_size)
@@ -158,7 +158,7 @@ class NativeBlock(HeadModel):
         return drafted
 
     def scored(self, logits: Floats, before: int, state: Floats) -> Floats:
-        """Return the scores of the likeliest ids behind a token, -inf for others [vocabulary].
+        """Return the scores of the likeliest ids after a token, -inf for others: [vocabulary].
 
         ``logits`` are of all ids of the target, ``state`` fp32 [width] of the row that drafts.
         """

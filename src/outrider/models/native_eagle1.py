@@ -16,10 +16,10 @@ from .native_mtp import JoinedModel
 
 
 class NativeEagle1(JoinedModel):
-    """A head of EAGLE-1 beside its target: layers behind a linear of embedding and state.
+    """A head of EAGLE-1 beside its target: layers after a linear map of embedding and state.
 
-    It has no norm before its first layer nor behind its last one, whose output is the next state
-    and what the target's output matrix reads. ``quantization`` is as of ``NativeHead``.
+    It has no norm before its first layer nor after its last one, whose output is the next state
+    and the input of the target's output matrix. ``quantization`` is that of ``NativeHead``.
     """
 
     def __init__(

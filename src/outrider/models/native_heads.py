@@ -1,4 +1,4 @@
-"""Heads beside a target that the native step runs; they draft chains where Python has a say."""
+"""Heads beside a target, run by the native step; where Python processes logits, chains only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_fits(head: Head, target: NativeTransformer) -> None:
 
 
 def saying_as(own: Architecture, target: NativeTransformer) -> Architecture:
-    """Return the architecture of layers whose logits are of the target's output matrix."""
+    """Return the architecture ``own`` with logits scaled and capped as the target's are."""
     said = target.shape
     return replace(own, logits_scale=said.logits_scale, logits_cap=said.logits_cap)
 
@@ -68,11 +68,11 @@ def own_embedding(head: Head, source: HeadTensors, target: NativeTransformer) ->
 
 
 class HeadModel(NativeModel):
-    """A model whose rows begin with states.
+    """A model whose rows take states as input.
 
-    ``mask_state`` is the state of later positions, fp32 [1, width], of heads that draft in one
-    pass. ``drafted_ids`` are the target's ids of its logits, None for all. It drafts ``longest``
-    tokens at most, None for any number.
+    ``mask_state`` is the state of later positions, fp32 [1, width], for heads that draft in one
+    pass. ``drafted_ids`` are the target's ids of its logits, None for all. It drafts at most
+    ``longest`` tokens, None for any number.
     """
 
     mask_state: Floats | None = None
@@ -84,9 +84,9 @@ class HeadModel(NativeModel):
         self.run([row._replace(states=state) for row in lone_rows(count)], store)
 
     def behind(self, segment: Segment, depth: int, last: int) -> Segment:
-        """Return a segment, behind which ``depth`` tokens are drafted, with the rows that it needs.
+        """Return a segment with the rows that drafting ``depth`` tokens after it needs.
 
-        ``last`` is the last token known; of most heads the segment ends with it.
+        ``last`` is the last known token; with most heads the segment ends with it.
         """
         return segment._replace(logits=1)
 
@@ -97,7 +97,7 @@ class HeadModel(NativeModel):
         states: Floats,
         to: array[int],
     ) -> None:
-        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
+        """Compute states from rows of the target's hidden states, see ``Library.fuse``."""
         self.library.fuse(self.handle, hidden, which, states, to)
 
     def _of_target(self, output: Output, vocabulary: int) -> Output:
@@ -109,15 +109,15 @@ class HeadModel(NativeModel):
         return Output(logits, output.hidden)
 
     def _set_ids(self, ids: list[int] | None) -> None:
-        """Say which of the target's ids its logits are of, None for all."""
+        """Set which of the target's ids its logits are of, None for all."""
         if ids is not None:
             self.library.set_ids(self.handle, ids, ())
             self.drafted_ids = np.array(ids)
 
     def _draft_pass(self, store: Store, segment: Segment) -> tuple[Floats, Segment | None]:
-        """Return the logits of a pass, a row for each next depth, and the segment that follows.
+        """Return the logits of a pass, a row for each next depth, and the segment of the next pass.
 
-        It follows by its state; None where one pass is all.
+        That has the last row's state; None if the head drafts in one pass.
         """
         behind = self.hidden_layers
         output = self.run([segment], store, (behind,))
@@ -148,7 +148,7 @@ class HeadModel(NativeModel):
         ]
 
     def _chain(self, store: Store, segment: Segment, asked: DraftInput, noise: Noise) -> list[int]:
-        """Return the tokens drawn one behind the other; fewer where nothing is left to draw."""
+        """Return the tokens drawn one after the other; fewer if nothing is left to draw."""
         drafted: list[int] = []
         depth, following = asked.limits.depth, segment
         position = segment.start + len(segment.tokens)
@@ -172,7 +172,7 @@ class HeadModel(NativeModel):
         drafted: Sequence[int],
         noise: Noise,
     ) -> int | None:
-        """Return the token drawn from a row of logits behind ``drafted``, None if there is none."""
+        """Return the token drawn from a row of logits after ``drafted``, None if there is none."""
         wish = SampleInput(asked.sequence, True, drafted=[*drafted])
         one = segment._replace(logits=1, nodes=(), parents=())
         drawn = sample_in_python(Samples([0], [0.0], line[None]), [one], [wish], [0], noise)
@@ -182,9 +182,9 @@ class HeadModel(NativeModel):
 class NativeHead(HeadModel):
     """An EAGLE-3 head beside its target, whose native step runs it.
 
-    The row of a token begins with the state behind the token before it, so there is none of the
-    first token. Logits are of the ids that the head drafts, tokens the target's. ``quantization``
-    is a recipe's text, "auto" for ``HEADS``, or one of ``NO_RECIPES``.
+    The row of a token takes the state of the token before it, so the first token has no row. Logits
+    are of the ids that the head drafts, tokens the target's. ``quantization`` is a recipe's text,
+    "auto" for ``HEADS``, or one of ``NO_RECIPES``.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class NativeHead(HeadModel):
         self.mask_state = self._mask_state(source)
 
     def behind(self, segment: Segment, depth: int, last: int) -> Segment:
-        """Return the segment; a head of one pass has a mask for each further token."""
+        """Return the segment; for a head of one pass, with a mask for each further token."""
         mask, later, token = self.mask_state, depth - 1, self.head.mask_token
         if mask is None or not later:
             return super().behind(segment, depth, last)
@@ -234,7 +234,7 @@ class NativeHead(HeadModel):
         )
 
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
-        """Pack what makes states of the target's hidden states."""
+        """Pack the weights that compute states from the target's hidden states."""
         wide = len(self.target_layers) * self.head.hidden_size
         fuse = loader.matrix("fc.weight", self.hidden_size, wide, recipe)
         self._pack(0, "fuse", fuse)
@@ -257,7 +257,7 @@ class NativeHead(HeadModel):
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; logits are over the target's vocabulary.
 
-        As many layers as there are stand for the states that the next rows of a draft begin with.
+        The layer after the last stands for the states that the next rows of a draft take.
         """
         output = self.forward(segments, store, None, hidden)
         return self._of_target(output, self.head.vocab_size)
@@ -266,10 +266,10 @@ class NativeHead(HeadModel):
 class NativeMedusa(HeadModel):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
-    A segment stands for a sequence; its first row's state is the target's residual stream behind
-    the last layer. Heads without output matrices of their own have the target's, as it is packed.
-    ``quantization`` is as of ``NativeHead``. Cai et al., "Medusa: Simple LLM
-    inference acceleration framework with multiple decoding heads", 2024.
+    A segment stands for a sequence; its first row's state is the target's residual stream after
+    the last layer. Heads without output matrices of their own use the target's, as it is packed.
+    ``quantization`` is that of ``NativeHead``. Cai et al., "Medusa: Simple LLM inference
+    acceleration framework with multiple decoding heads", 2024.
     """
 
     def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:

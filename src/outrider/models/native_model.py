@@ -44,7 +44,7 @@ PythonDraft = Callable[[Sequence[Segment], Sequence[DraftInput | None], Noise], 
 
 
 def step_config(shape: Architecture, dtype: np.dtype[Any], max_length: int, coarse: bool) -> Config:
-    """Return what the library asks to know of a model with layers of ``shape``."""
+    """Return the library's config of a model with layers of ``shape``."""
     return Config(
         dtype=DTYPES[dtype],
         layers=shape.num_layers,
@@ -98,7 +98,7 @@ def heads_config(
     shape: Architecture, dtype: np.dtype[Any], max_length: int, coarse: bool, count: int,
     blocks: int,
 ) -> Config:  # fmt: skip
-    """Return what the library asks to know of ``count`` heads of ``blocks`` each beside a target.
+    """Return the library's config of ``count`` heads of ``blocks`` blocks each beside a target.
 
     ``shape`` is the target's, ``without_layers``.
     """
@@ -108,21 +108,21 @@ def heads_config(
 
 
 def without_layers(shape: Architecture) -> Architecture:
-    """Return the architecture of what has a model's output matrix and none of its layers."""
+    """Return a model's architecture with its output matrix and without its layers."""
     layout = replace(shape.layout, gated=False)
     return replace(shape, mixers=(), linear=None, mixture=None, layout=layout)
 
 
 def rope_tables(kinds: Sequence[str | None], far: bool) -> list[tuple[str | None, bool]]:
-    """Return the rotary tables of layers of ``kinds``: of which rope, and whether of far rows."""
+    """Return the rotary tables of layers of ``kinds``: which rope, and whether for far rows."""
     own = [kind for kind in dict.fromkeys(kinds) if kind != STILL]
     return [(kind, late) for kind in own for late in ((False, True) if far else (False,))]
 
 
 class NativeModel(RowsModel):
-    """A model of the C++ library, which knows it by its ``handle``.
+    """A model in the C++ library, which knows it by its ``handle``.
 
-    A number out of range is a ModelError. An ``embedding`` is kept beside the packed weights.
+    Numbers out of range raise ModelError. An ``embedding`` is kept beside the packed weights.
     """
 
     device = "cpu"
@@ -148,10 +148,10 @@ class NativeModel(RowsModel):
         self._turn(2)
 
     def _turn(self, length: int) -> None:
-        """Let the rotary tables, if there are any, reach ``length`` positions.
+        """Extend the rotary tables, if there are any, to ``length`` positions.
 
-        They grow with the cache, which no sequence exceeds: the longest context of a model can take
-        more memory than all its weights.
+        They grow with the cache, which no sequence exceeds: tables for a model's longest context
+        can take more memory than all its weights.
         """
         length = min(length, self.max_length)
         if self.ropes is None or length <= self._turned:
@@ -182,7 +182,7 @@ class NativeModel(RowsModel):
     def _load_layer(
         self, loader: Loader, index: int, inputs: int | None = None, normed: bool = True
     ) -> None:
-        """Pack one layer; what was read is dropped before the next, so that memory stays single."""
+        """Pack one layer; its arrays are freed before the next is read, to save memory."""
         library, model = self.library, self.handle
         weights = loader.layer(index, inputs, normed)
         mlp, experts = weights.mlp, weights.experts
@@ -211,7 +211,7 @@ class NativeModel(RowsModel):
             "k": weights.k_norm,
         }
         for name, norm in norms.items():
-            if norm is not None:  # they stand twice, as torch's kernels want them
+            if norm is not None:  # loaded twice in a row, as torch's kernels want them
                 library.set_vector(model, index, name, norm[: len(norm) // 2])
         vectors = {"taps": weights.taps, "taps_bias": weights.taps_bias, "sinks": weights.sinks}
         if experts is not None:
@@ -225,7 +225,7 @@ class NativeModel(RowsModel):
                 library.set_vector(model, index, name, vector.ravel())
 
     def _set_layer(self, index: int) -> None:
-        """Say what mixes a layer's tokens, what its rows see, and how they turn."""
+        """Set a layer's mixer, MLP, window and rotary table."""
         a, window = self.shape, self.shape.windows[index]
         # A window beyond the longest sequence hides nothing.
         seen = None if window is None else min(window, self.max_length)
@@ -266,7 +266,7 @@ class NativeModel(RowsModel):
 
     @property
     def _drafted(self) -> int:
-        """Logits that drafts come from."""
+        """The number of logits that drafts are drawn from."""
         return self.likely or self.shape.vocab_size
 
     def try_rows(self, count: int, store: Store) -> None:
@@ -276,7 +276,7 @@ class NativeModel(RowsModel):
         self.forward(rows, store, vocabulary=self._drafted)
 
     def _states(self, segments: Sequence[Segment]) -> NDArray[np.float32] | None:
-        """Return the states that rows begin with, None where they begin with an embedding."""
+        """Return the states that rows take as input, None if they take only embeddings."""
         return None
 
     def _num_rows(self, segments: Sequence[Segment]) -> int:
@@ -292,10 +292,10 @@ class NativeModel(RowsModel):
         wanted: int | None = None,
         vocabulary: int | None = None,
     ) -> Output:
-        """Return the model's own logits, ``wanted`` if not as many as segments say, and states.
+        """Return the model's own logits and the ``hidden`` states, both fp32.
 
-        Both are fp32; logits are of all ids, or of the likely rows where ``vocabulary`` is their
-        number. Of ``sublayers``, as of ``Library.forward``, None stands for all.
+        ``wanted`` replaces the number of logits' rows that segments want. Logits are of all ids, or
+        of likely ones if ``vocabulary`` is their number. ``sublayers``: None runs all.
         """
         assert isinstance(store, NativeStore)
         if wanted is None:
@@ -321,8 +321,8 @@ class NativeModel(RowsModel):
     ) -> list[DraftNodes]:
         """See ``base.RowsModel``; what needs no Python is drafted in one call.
 
-        C++ calls back for a grammar's masks, which follow from what was drafted. No ``sublayers``,
-        as of ``Library.forward``, stand for all; Python runs all.
+        C++ calls back for a grammar's masks, which depend on the drafted tokens. Empty
+        ``sublayers``, see ``Library.forward``, run all; drafting in Python always runs all.
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise) and not needs_logits
@@ -378,7 +378,7 @@ class NativeModel(RowsModel):
 
     @abstractmethod
     def _in_python(self, store: Store, needs_logits: bool) -> PythonDraft:
-        """Return what drafts where Python processes logits."""
+        """Return the function that drafts where Python processes logits."""
 
 
 def _long_rows(count: int, longest: int, page_size: int) -> Iterator[Segment]:
@@ -390,7 +390,7 @@ def _long_rows(count: int, longest: int, page_size: int) -> Iterator[Segment]:
 
 
 def words_of(segments: Sequence[Segment], slots: Iterable[int] = repeat(0)) -> array[int]:
-    """Return ``segments`` and where they keep states as the library reads them, see outrider.h."""
+    """Return ``segments`` and their states' slots in the library's format, see outrider.h."""
     words = array("i")
     try:
         for segment, slot in zip(segments, slots, strict=False):

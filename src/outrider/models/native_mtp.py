@@ -1,4 +1,4 @@
-"""Layers that go on from a target's last state, of a checkpoint's own (MTP) or others'."""
+"""Layers that continue from a target's last state: a checkpoint's own (MTP) or a head's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ Floats = NDArray[np.float32]
 
 
 class JoinedModel(HeadModel):
-    """Layers beside their target that read a linear of embedding and state, a row of a token.
+    """Layers beside their target that read a linear map of embedding and state, a row per token.
 
-    The row of a token begins with the state behind the token before it: of the target the last
-    norm's output, of a drafted token that of these layers' own. There is none of the first token.
-    Logits are of the target's output matrix, and so is the embedding unless there is one of its
-    own. Norms of embedding and state are named by ``norms``; where there are none, neither the
-    first layer has one before attention nor the last one behind it. ``loader`` reads the layers,
-    ``bias`` is the linear's.
+    The row of a token takes the state of the token before it: the target's last norm's output, or
+    for a drafted token these layers' own. The first token has no row. Logits are of the target's
+    output matrix; the embedding is the target's unless one is given. ``norms`` names the norms of
+    embedding and state; without them the first layer has no norm before attention, and none
+    follows the last layer. ``loader`` reads the layers, ``bias`` is that of the linear map.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class JoinedModel(HeadModel):
         self.library.check(self.handle)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """See ``base.Model``; behind the last layer is what the next rows begin with."""
+        """See ``base.Model``; the states after the last layer are what the next rows take."""
         return self.forward(segments, store, None, hidden)
 
 
 class NativeMtp(JoinedModel):
-    """MTP layers of a checkpoint beside their target; ``quantization`` is as of ``NativeHead``."""
+    """MTP layers of a checkpoint beside their target; ``quantization`` as in ``NativeHead``."""
 
     def __init__(
         self,

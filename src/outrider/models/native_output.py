@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class NativeOutput:
-    """A target's last norm and output matrix: the logits of states behind its last layer.
+    """A target's last norm and output matrix: the logits of states after its last layer.
 
     To the library it is a head of Medusa without blocks, which borrows both.
     """

@@ -16,11 +16,11 @@ from ..native.library import Library
 from .rows import Segment
 
 HIDDEN_ROWS = 512
-"""Rows of hidden states that have room in turn."""
+"""Rows of the ring of room for hidden states."""
 FEW_ROWS = 64
-"""Rows of a step at most whose states lie there; more have room of their own."""
+"""Most rows of a step whose states go to the ring; larger steps have room of their own."""
 LASTING_ROWS = HIDDEN_ROWS - 2 * FEW_ROWS
-"""Rows of such steps for which the states of earlier ones stay."""
+"""Rows of later such steps during which states in the ring stay valid."""
 
 
 class HiddenRoom(Mapping[int, NDArray[np.float32]]):
@@ -51,7 +51,7 @@ class HiddenRoom(Mapping[int, NDArray[np.float32]]):
 class NativeStore(Store):
     """The cache of a native model, addressed by slot = page * page_size + offset.
 
-    The C side keeps the model of that handle for as long as the cache is.
+    The C side keeps the model of that handle alive as long as the cache.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NativeStore(Store):
         return self._room
 
     def hidden_room(self, layers: Sequence[int], rows: int) -> HiddenRoom:
-        """Return room for the states of one call behind some layers."""
+        """Return room for the hidden states of one call after some layers."""
         few = rows <= FEW_ROWS
         key = (*layers,), few
         room = self._hidden.get(key)
@@ -104,9 +104,9 @@ class NativeStore(Store):
         return given
 
     def slots(self, segments: Sequence[Segment]) -> Iterable[int]:
-        """Return where each sequence keeps its states; 0 for all where layers have none.
+        """Return the slot of each sequence's states; 0 for all if layers have none.
 
-        Raises ModelError: a sequence that is not at its beginning is not known here.
+        Raises ModelError if a sequence that is past its beginning is not known here.
         """
         if not self._shape.stateful:
             return repeat(0)

@@ -61,7 +61,7 @@ class Node:
     depth: int
     survival: np.float32  # chance that it and all before it are accepted
     margin: float
-    run: int = -1  # place among the rows run behind the committed tokens, -1 where it was not
+    run: int = -1  # place among the rows run after the committed tokens, -1 if it was not run
     logits: Logits | None = None
     path: tuple[int, ...] = ()  # of ranks
 
@@ -73,7 +73,7 @@ class Tree:
     sequence: SequenceState
     limits: DraftBudget
     stateful: bool = False
-    """True where layers have states, which nothing drafted may get into."""
+    """True if layers have states, which drafted tokens must not enter."""
     nodes: list[Node] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     """Numbers of the nodes whose rows were run, in their order."""
@@ -82,7 +82,7 @@ class Tree:
 
     @property
     def draws(self) -> int:
-        """The number of highest draws that tell the children of a node and their margins."""
+        """The number of highest draws that give the children of a node and their margins."""
         return self.limits.branches + (self.limits.rates is not None or self.limits.branches > 1)
 
     def rate(self, depth: int, rank: int, margin: float) -> np.float32:
@@ -100,14 +100,14 @@ class Tree:
         scores: Sequence[float],
         logits: Logits | None,
     ) -> None:
-        """Take in the highest draws behind a node, from its processed logits."""
+        """Take in the highest draws after a node, from its processed logits."""
         depth = 1 if parent < 0 else self.nodes[parent].depth + 1
         before = np.float32(1) if parent < 0 else self.nodes[parent].survival
         above = () if parent < 0 else self.nodes[parent].path
         choices = self.limits.choices
         for rank, token in enumerate(tokens[: self.limits.branches]):
             if not np.isfinite(scores[rank]):
-                return  # what no target could draw is no node
+                return  # a token that no target could draw is no node
             path = (*above, rank)
             if choices is not None and path not in choices.numbers:
                 continue
@@ -141,14 +141,14 @@ class Tree:
 
     @property
     def goes_on(self) -> bool:
-        """True if a pass runs the last node's row alone, as a committed one: no node has siblings.
+        """True if a pass runs the last node's row alone, like a committed one: it is a chain.
 
-        Where layers have states all rows are run once more, as what may be refused.
+        Where layers have states all rows are run again as drafted ones, which may be refused.
         """
         return self.limits.branches == 1 and not self.stateful
 
     def next_segment(self, first: Segment) -> Segment:
-        """Return the rows to run behind ``first``: the last one, or all where none ``goes_on``."""
+        """Return the rows to run after ``first``: the last one if it ``goes_on``, else all."""
         end = first.start + len(first.tokens)
         if self.goes_on:
             token = self.nodes[self.run[-1]].token
@@ -169,13 +169,13 @@ class Tree:
         return [0 if self.goes_on or n < 0 else first + self.nodes[n].run for n in self.open]
 
     def wish(self, needs_logits: bool) -> SampleInput:
-        """Return what is wanted of the segment's rows."""
+        """Return the sampling that is wanted from the segment's rows."""
         drafted = [self.nodes[n].token for n in self.run] if self.goes_on else ()
         keep = Keep.PROCESSED if needs_logits or self.draws > 1 else Keep.NOTHING
         return SampleInput(self.sequence, True, keep, drafted)
 
     def result(self) -> DraftNodes:
-        """Return the likeliest nodes, each behind its parent and before its siblings' children."""
+        """Return the likeliest nodes in depth-first order."""
         worth = self.limits.worth
         kept = sorted(n for n in self.ranked() if self.nodes[n].survival >= worth)
         order: list[int] = []
@@ -205,7 +205,7 @@ def draft_in_python(
     inputs: Sequence[DraftInput | None],
     noise: Noise,
 ) -> list[DraftNodes]:
-    """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
+    """See ``Model.draft``. A level of a tree runs the rows of all earlier levels again."""
     stateful = model.shape.stateful
     trees = [
         None if each is None else Tree(each.sequence, each.limits, stateful) for each in inputs

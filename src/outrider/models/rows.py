@@ -14,7 +14,7 @@ from ..native.interface import Planted
 
 @dataclass(frozen=True)
 class Track:
-    """The planted logits after one prompt, one entry an output token, the last for all that follow.
+    """The planted logits after one prompt: one entry per output token, the last for all later ones.
 
     ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m], every other id has ``rest`` fp32 [n].
     The first of the ids is the most likely, and the second comes next.
@@ -41,14 +41,14 @@ class Track:
 class Segment(NamedTuple):
     """One sequence's rows: committed tokens from position ``start`` on, then draft nodes.
 
-    There may be no tokens where there are nodes; layers with states then take nothing in, and the
-    native step refuses such rows behind drafted ones that were accepted.
+    There may be no tokens if there are nodes; layers with states then take nothing in, and the
+    native step refuses such rows after drafted ones that were accepted.
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
     ``prompt_length`` matters to dynamic rope and planted logits alone, ``key`` (the sequence's id)
-    to models that keep their caches by sequence. ``planted`` stand for the model's logits in
-    ``decide`` and ``draft``. Heads attend from ``first`` on, and begin with ``states`` fp32 [rows,
-    hidden_size].
+    to models that keep their caches by sequence. ``planted`` replaces the model's logits in
+    ``decide`` and ``draft``. Rows of heads attend from ``first`` on, and take ``states`` fp32
+    [rows, hidden_size].
     """
 
     tokens: Sequence[int]
@@ -65,14 +65,14 @@ class Segment(NamedTuple):
 
 
 STRIDE = 7919
-"""From the token of a row to that of the next, where rows should differ: a prime."""
+"""Distance of the tokens of successive rows that should differ: a prime."""
 
 
 def lone_rows(count: int, vocabulary: int = 2) -> list[Segment]:
-    """Return as many sequences of one row each, every one with a page of its own.
+    """Return ``count`` sequences of one row each, every one with a page of its own.
 
-    Their tokens differ as far as there are any below ``vocabulary``: rows that are strangers to
-    each other go to other experts of a mixture.
+    Their tokens differ as far as ``vocabulary`` has any: unrelated rows go to different experts of
+    a mixture.
     """
     tokens = [1 + i * STRIDE % max(1, vocabulary - 1) for i in range(count)]
     return [
@@ -95,7 +95,7 @@ def plant(logits: NDArray[np.float32], segments: Sequence[Segment]) -> None:
 
 
 def planted_of(segment: Segment) -> Planted | None:
-    """Return what is planted for a segment's rows as the library takes it, None for nothing."""
+    """Return the planted logits of a segment as the library takes them, None for none."""
     track = segment.planted
     if track is None:
         return None

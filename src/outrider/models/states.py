@@ -1,7 +1,7 @@
-"""The states of sequences in layers that are no attention, as torch's forward keeps them.
+"""The states of sequences in layers without attention, as torch's forward keeps them.
 
-Only what committed tokens made is kept as a state. Rows of a draft leave their inputs: the next
-step takes those of the accepted ones in, and forgets the others.
+States cover committed tokens only. Of a draft's rows the inputs are kept: the next step takes in
+those of accepted rows, and forgets the others.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .rows import Segment
 
 Tensors = tuple[torch.Tensor, ...]
 Advance = Callable[[Tensors, Tensors], tuple[torch.Tensor, Tensors]]
-"""Takes a state and the inputs of some rows; returns what comes out, by row, and the next state."""
+"""Takes a state and the inputs of some rows; returns the output by row, and the next state."""
 
 
 UNIT = 64
-"""Numbers by which a function of single ones goes, so that none is in the tail of torch's loops."""
+"""Numbers are padded to a multiple of this, so that none is in the tail of torch's loops."""
 
 
 def alike(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Return ``function`` of each number of x, whose bits do not depend on the others.
+    """Return ``function`` of each number of x, with bits that do not depend on the others.
 
-    Torch rounds some functions otherwise where the last few numbers fill no vector.
+    Torch rounds some functions differently for the last numbers, if they fill no vector.
     """
     flat = x.flatten()
     return function(F.pad(flat, (0, -len(flat) % UNIT)))[: len(flat)].view(x.shape)
@@ -35,7 +35,7 @@ def alike(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
 
 @dataclass
 class SequenceStates:
-    """States by layer behind the first ``position`` tokens, and the inputs of rows that follow."""
+    """States by layer after the first ``position`` tokens, and inputs of the rows that follow."""
 
     position: int = 0
     states: dict[int, Tensors] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class SequenceStates:
 class Walk:
     """The rows of one sequence in a forward: ``committed`` ones from ``first`` on, then a draft.
 
-    Of the draft ``before``, ``accepted`` rows are taken in first; ``after`` is what is made.
+    The ``accepted`` rows of the draft in ``before`` are taken in first; ``after`` is the result.
     """
 
     before: SequenceStates
@@ -58,7 +58,7 @@ class Walk:
 
 
 class Walks:
-    """The walks of one forward; what they make of states is kept by ``commit``."""
+    """The walks of one forward; ``commit`` keeps the states that they compute."""
 
     def __init__(self, kept: dict[str, SequenceStates], segments: Sequence[Segment]) -> None:
         self._kept, self._keys = kept, [segment.key for segment in segments]
@@ -79,7 +79,7 @@ class Walks:
             first += committed + after.drafted
 
     def run(self, layer: int, inputs: Tensors, zero: Tensors, advance: Advance) -> torch.Tensor:
-        """Return what a layer makes of the rows of ``inputs``; zeros behind the last of them.
+        """Return a layer's output for the rows of ``inputs``; zeros for padding rows.
 
         A new sequence begins with the state ``zero``.
         """
@@ -103,16 +103,16 @@ class Walks:
         return out
 
     def commit(self) -> None:
-        """Keep what all layers made."""
+        """Keep the states that all layers have computed."""
         self._kept.update(zip(self._keys, (walk.after for walk in self._walks), strict=True))
 
 
 def convolved(
     past: torch.Tensor, rows: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the convolution of rows [n, width] behind ``past`` ones [taps - 1, width].
+    """Return the convolution of rows [n, width] after ``past`` ones [taps - 1, width].
 
-    ``taps`` [taps, width] begin with the oldest row's; what is past then comes along.
+    ``taps`` [taps, width] begin with the oldest row's. Also return the new past rows.
     """
     line = torch.cat((past, rows))
     mixed = line[: len(rows)] * taps[0]
@@ -130,7 +130,7 @@ def short_conv(
 ) -> torch.Tensor:
     """Return a short convolution over each sequence's rows: [padded rows, width] (LFM2).
 
-    ``gates`` [padded rows, 3 * width] are what multiplies its inputs, what multiplies its sums, and
+    ``gates`` [padded rows, 3 * width] are the factors of its inputs, the factors of its sums, and
     the inputs.
     """
     before, behind, inputs = gates.chunk(3, -1)

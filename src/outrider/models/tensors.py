@@ -14,7 +14,7 @@ FOREIGN = {
     np.dtype(ml_dtypes.float8_e4m3fn): (torch.float8_e4m3fn, torch.uint8, np.uint8),
     np.dtype(ml_dtypes.float8_e5m2): (torch.float8_e5m2, torch.uint8, np.uint8),
 }
-"""Types that torch and numpy do not exchange: torch's, and the integers that both have instead."""
+"""Dtypes that torch and numpy cannot exchange: torch's own, and integers of that size in both."""
 OF_TORCH = {theirs: (ours, between) for ours, (theirs, between, _) in FOREIGN.items()}
 
 
@@ -39,5 +39,5 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return torch's name of a dtype."""
+    """Return torch's dtype for one of NumPy."""
     return as_tensor(np.empty(0, dtype)).dtype

@@ -55,9 +55,9 @@ class Rows:
     num_logits: int
 
     def seeing(self, marked: torch.Tensor, reach: int | None) -> torch.Tensor:
-        """Return the rows [padded rows] that depend on a slot of ``marked`` [slots], or are one.
+        """Return which rows [padded rows] depend on a slot of ``marked`` [slots], or are in one.
 
-        Rows depend on their last ``reach`` positions, or on all.
+        Rows depend on their last ``reach`` positions, or on all if it is None.
         """
         parts = []
         for tile in self.tiles:
@@ -69,7 +69,7 @@ class Rows:
         return self.home(torch.cat(parts))
 
     def home(self, tiled: torch.Tensor) -> torch.Tensor:
-        """Return the rows' own of ``tiled`` [rows of all tiles, ...], in their order."""
+        """Return the entries of ``tiled`` [rows of all tiles, ...] of the rows, in their order."""
         if self.scatter is not None:
             return tiled.index_select(0, self.scatter)
         return tiled.narrow(0, 0, len(self.lengths))
@@ -123,8 +123,8 @@ class _Builder:
         if list(segment.parents) == list(range(-1, len(segment.nodes) - 1)):
             self._tile(rows, positions, slots, base)
             return
-        # A tree: one tile a root-to-leaf path, whose lanes are the prefix and then the path's own
-        # nodes, so that every row is reduced over the very lanes that a chain would give it.
+        # A tree: one tile per root-to-leaf path, whose lanes are the prefix and then the path's own
+        # nodes, so that every row is reduced over the same lanes as in a chain.
         self._tile(rows[:committed], positions[:committed], slots, None)
         done: set[int] = set()
         known = segment.start + committed
@@ -143,8 +143,8 @@ class _Builder:
     ) -> None:
         """Add the tiles of ``rows``; ``slots`` are their lanes, a run from ``run`` on if not None.
 
-        How many lanes a row is given depends on its own position alone: over more than a few
-        hundred lanes the kernels sum in another order for another number of them, masked or not.
+        A row's number of lanes depends only on its own position: over more than a few hundred lanes
+        the order in which kernels sum depends on that number, even for masked lanes.
         """
         for _, group in groupby(zip(rows, positions, strict=True), lambda pair: pair[1] // LANES):
             own, seen = zip(*group, strict=True)
@@ -202,7 +202,7 @@ def build_rows(
     device: torch.device,
     unit: int = TILE,
 ) -> Rows:
-    """Lay the rows of ``segments``, one at least each, one after the other.
+    """Return the rows of ``segments``, at least one each, one after the other.
 
     They are padded to a multiple of ``unit``, at most ``TILE``.
     """

@@ -90,7 +90,7 @@ def bf16_kernels() -> bool:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Makes tensors of what a ``Loader`` reads."""
+    """Makes tensors from the arrays that a ``Loader`` reads."""
 
     dtype: np.dtype[Any]
     device: str

@@ -55,10 +55,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def row_unit(weights: Weights) -> int:
-    """Return the multiple that rows are padded to: 1 where products of few rows sum alike, or TILE.
+    """Return the multiple that rows are padded to: 1 if products of few rows sum alike, else TILE.
 
     Measured on random rows, for every shape of a product: the bits of the first n of ``TILE`` rows
-    must be those of n rows. They are with oneDNN's bf16 kernels (AMX), and with MKL's fp32 not.
+    must be those of n rows. They are with oneDNN's bf16 kernels (AMX), but not with MKL's fp32.
     """
     products = {w.shape: w for layer in weights.layers for w in layer.products()}
     products[weights.head.shape] = weights.head
@@ -75,16 +75,16 @@ def row_unit(weights: Weights) -> int:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last dimension of x [..., width]; ``weight`` stands twice, [2 * width].
+    """Return the RMSNorm of x [..., width] over its width; ``weight`` is repeated, [2 * width].
 
-    As the LayerNorm of [x, -x], whose mean is 0 and whose variance is the mean of x squared:
-    torch's LayerNorm is one kernel where its RMSNorm is nine.
+    Computed as the LayerNorm of [x, -x], whose mean is 0 and whose variance is the mean of x
+    squared: torch's LayerNorm is one kernel where its RMSNorm is nine.
     """
     return mirrored_norm(torch.cat((x, -x), -1), weight, eps)
 
 
 def mirrored_norm(both: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``rms_norm`` of x, given [x, -x]."""
+    """Return ``rms_norm`` of x, given [x, -x]."""
     width = both.shape[-1]
     return torch.layer_norm(both, (width,), weight, None, eps).narrow(-1, 0, width // 2)
 
@@ -103,7 +103,7 @@ class ResidualStream:
         self.x.copy_(x)
 
     def norm(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm of x as it stands."""
+        """Return the RMSNorm of the present x."""
         torch.neg(self.x, out=self._negative)
         return mirrored_norm(self._both, weight, eps)
 
@@ -134,17 +134,17 @@ class Transformer(PythonStep):
             self._unit = TILE if self._dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds) - {STILL}
         self._ropes = {k: Turns(config, max_length, self._dtype, self._device, k) for k in kinds}
-        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        # Keys that are rotated by the prompt's length can serve that prompt only.
         self.paged = not any(rope.by_length for rope in self._ropes.values())
         self.paged &= not architecture.stateful
-        # Not above: it takes a second, which the native step does not need.
+        # Imported here, since it takes a second that the native step can save.
         from transformers.activations import ACT2FN
 
         gate = architecture.activation
         self._activation = ACT2FN["silu" if gate == CLAMPED else gate]
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of cache that a page of this model takes."""
+        """Return the bytes of cache that a page of this model takes."""
         s = self.shape
         return 2 * len(s.attending) * s.num_kv_heads * s.head_dim * page_size * self.dtype.itemsize
 
@@ -153,7 +153,7 @@ class Transformer(PythonStep):
         return 4 * self.shape.state_size(drafted)
 
     def new_store(self, num_pages: int, page_size: int) -> KVStore:
-        """An empty cache for this model."""
+        """Return an empty cache for this model."""
         s = self.shape
         sizes = len(s.attending), s.num_kv_heads, s.head_dim, num_pages, page_size
         return KVStore(*sizes, self._dtype, self._device)
@@ -171,7 +171,7 @@ class Transformer(PythonStep):
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
         finite = math.isfinite(float(torch.linalg.vector_norm(x, dtype=torch.float32)))
         if not finite:
-            # A NaN in the cache reaches whoever reads its lane, masked or not: again, and clean.
+            # A NaN in the cache reaches every row that reads its lane, even masked: run it clean.
             x, kept = self._layers(rows, store, attention, walks, hidden, True)
         if walks is not None:
             walks.commit()
@@ -203,7 +203,7 @@ class Transformer(PythonStep):
         hidden: Sequence[int],
         clean: bool,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The residual stream after all layers, and after those of ``hidden``.
+        """Return the residual stream after all layers, and after those of ``hidden``.
 
         With ``clean`` no NaN is written to the cache.
         """
@@ -221,7 +221,7 @@ class Transformer(PythonStep):
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         places = {layer: place for place, layer in enumerate(s.attending)}
         for index, weights in enumerate(self.weights.layers):
-            adds: list[torch.Tensor] = []  # of mixers beside each other, which see the same rows
+            adds: list[torch.Tensor] = []  # outputs of parallel mixers, which read the same rows
             x = self._normed(stream, weights.input_norm)
             if index in places:
                 own, place = weights.beside or weights, places[index]
@@ -264,7 +264,7 @@ class Transformer(PythonStep):
     def _with_states(
         self, walks: Walks, index: int, x: torch.Tensor, weights: TorchLayer
     ) -> torch.Tensor:
-        """Return what a layer with states makes of its normed rows, before its last product."""
+        """Return the output of a layer with states for its normed rows, before its last product."""
         own, taps = weights.linear, weights.taps
         assert weights.qkv is not None
         assert taps is not None
@@ -289,9 +289,9 @@ class Transformer(PythonStep):
         weights: TorchLayer,
         turn: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Queries, keys and values [rows, all heads, head_dim], turned by their positions.
+        """Return queries, keys and values [rows, all heads, head_dim], rotated by their positions.
 
-        And what multiplies attention [rows, heads * head_dim], where a family has that.
+        Also return the gates of attention [rows, heads * head_dim], None if the family has none.
         """
         s, gates = self.shape, None
         made = linear(x, qkv, weights.qkv_bias if weights.beside is None else None)
@@ -313,7 +313,7 @@ class Transformer(PythonStep):
         return heads.mul_(cos).addcmul_(swapped, sin), gates
 
     def _behind(self, x: torch.Tensor, weights: TorchLayer) -> torch.Tensor:
-        """Return what a layer's MLP or mixture makes of the normed rows behind its mixer."""
+        """Return the output of a layer's MLP or mixture for the normed rows after its mixer."""
         if weights.mixed is not None:
             return self._mixed(x, weights.mixed)
         assert weights.mlp is not None
@@ -337,7 +337,7 @@ class Transformer(PythonStep):
         return out
 
     def _mixed(self, x: torch.Tensor, weights: TorchExperts) -> torch.Tensor:
-        """Return what each row's best experts, weighed by the router, and the shared one give.
+        """Return the sum of each row's best experts, weighted by the router, and the shared one.
 
         Rows of an expert go in tiles of ``TILE``.
         """
@@ -380,7 +380,7 @@ class Transformer(PythonStep):
 def _of_open_groups(ranked: torch.Tensor, mixture: Mixture) -> torch.Tensor:
     """Return ``ranked`` [rows, experts], with -inf outside the groups that each row may go to.
 
-    They are those whose two best add up to most (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    They are those with the largest sums of their two best (DeepSeek-V3, arXiv 2412.19437, 2.1.2).
     """
     sums = ranked.unflatten(-1, (mixture.groups, -1)).topk(2)[0].sum(-1)
     best = sums.sort(dim=-1, descending=True, stable=True)[1][:, : mixture.top_groups]

@@ -12,7 +12,7 @@ class Turns:
     """The tables of a ``Rope``.
 
     Attributes:
-        by_length: whether any row turns otherwise than its position says.
+        by_length: whether the rotation of any row depends on more than its position.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Turns:
     def rows(
         self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what rotates heads: x * cos + (x with its halves swapped) * sin.
+        """Return cos and sin to rotate heads by x * cos + (x with its halves swapped) * sin.
 
         ``lengths`` are max(prompt length, position + 1) of the rows. The first ``turned`` heads are
         rotated; the ``kept`` that follow get ones and zeros, so that all go through one product.

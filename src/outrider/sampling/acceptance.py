@@ -43,7 +43,7 @@ def trouble(best: float) -> str | None:
 
 
 class Coupled:
-    """Coupled sampling: the output is always the target's token y; a draft stands where it is y.
+    """Coupled sampling: the output is always the target's token y; a draft is accepted if it is y.
 
     y = argmax(z + g) with noise that depends on (seed, position, sample, id) alone, so the output
     is the same whatever was drafted. Daliri, Musco, Suresh, "Coupling without communication and
@@ -61,7 +61,7 @@ class Coupled:
         ids, best = target.drawn or (
             noise.draw(target.logits, target.rows) if target.rows else ([], [])
         )
-        known = math.isfinite(sum(best))  # else some row is in trouble
+        known = math.isfinite(sum(best))  # else a row may have no finite score
         verdict = Verdict([], [], [])
         for first, (nodes, parents, *_) in zip(target.first, draft, strict=True):
             tokens: list[int] = []

@@ -43,7 +43,7 @@ def highest(z: NDArray[FloatT], count: int) -> NDArray[np.int64]:
 
 
 def widened(z: NDArray[FloatT], width: int) -> NDArray[FloatT]:
-    """Return rows [..., ids] padded with -inf or cut to ``width`` ids, itself if it has as many."""
+    """Return rows [..., ids] padded with -inf or cut to ``width`` ids; ``z`` itself if it fits."""
     if z.shape[-1] == width:
         return z
     wide = np.full((*z.shape[:-1], width), -np.inf, z.dtype)

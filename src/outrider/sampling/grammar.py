@@ -41,7 +41,7 @@ TOO_SLOW = "a step of the grammar takes too long"
 
 
 def _limits(items: int) -> LLParserLimits:
-    """Return the limits on a parser's work in one mask; errors hide its state, which has output."""
+    """Return the limits on a parser's work in one mask; errors hide its state: it has output."""
     return LLParserLimits(step_max_items=items, max_items_in_row=2_000, verbose_errors=False)
 
 
@@ -228,7 +228,7 @@ class Grammar:
         self._sparing, self._ends = sparing, ends
         self._committed: list[int] = []
         self._known: dict[tuple[int, ...], Mask | None] = {}
-        """Masks behind paths since the last commit: the target asks for those of its drafter."""
+        """Masks after paths since the last commit: the target asks for its drafter's again."""
         self._slow = False
 
     def copy(self) -> Grammar:
@@ -335,12 +335,12 @@ class Grammar:
 
 
 class LateGrammar:
-    """A grammar that begins behind a token, such as the end of a model's reasoning.
+    """A grammar that begins after a token, such as the end of a model's reasoning.
 
-    Until ``begins`` comes, every token may but those of ``ends``; it may be committed or drafted.
-    With ``opening`` that holds only for an output whose first token it is: of another the grammar
-    begins at once. Behind ``budget`` tokens ``begins`` must come. Without ``inner`` nothing is
-    asked of what follows.
+    Until the token ``begins``, committed or drafted, all tokens but ``ends`` are allowed. With
+    ``opening`` this holds only for an output whose first token is ``opening``; for any other the
+    grammar begins at once. After ``budget`` tokens only ``begins`` is allowed. Without ``inner``
+    anything may follow.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class LateGrammar:
         self._inner, self._begins, self._ends = inner, begins, ends
         self._vocab_size, self._opening, self._budget = vocab_size, opening, budget
         self._first: int | None = None
-        """Where what the grammar sees begins in the output; None where it has not begun."""
+        """The place in the output where the grammar begins; None if it has not begun."""
         self._read = 0  # tokens of the output
         self._all = np.full(-(-vocab_size // 8), 255, np.uint8)
         self._free = self._all.copy()
@@ -379,7 +379,7 @@ class LateGrammar:
             self._inner.advance(output[self._first :])
 
     def _begin(self, rest: Sequence[int]) -> int | None:
-        """Return where the grammar begins in what follows the output; None for nowhere."""
+        """Return where the grammar begins in ``rest``, which follows the output; else None."""
         if self._opening is not None and not self._read and rest and rest[0] != self._opening:
             return 0
         return list(rest).index(self._begins) + 1 if self._begins in rest else None
@@ -414,7 +414,7 @@ class LateGrammar:
         return self._closing if over else self._free
 
     def _or_opening(self, mask: Mask | str | None, opens: bool) -> Mask | str | None:
-        """Return a mask of the grammar, with the opening token where the output may begin so."""
+        """Return the grammar's mask, plus the opening token if the output may begin with it."""
         if not opens or self._opening is None or not isinstance(mask, np.ndarray):
             return mask
         more = mask.copy()

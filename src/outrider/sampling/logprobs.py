@@ -13,11 +13,11 @@ ALL = -1
 
 
 class Asked(NamedTuple):
-    """Log probabilities that are wanted: of a token of each row, and of so many ``likeliest``.
+    """The log probabilities that are wanted: of one token per row, and of the ``likeliest``.
 
-    ``ALL`` stands for the whole vocabulary.
+    ``likeliest`` is how many; ``ALL`` stands for the whole vocabulary.
 
-    ``tokens`` are those of ``rows`` of z, fp32 [any, vocabulary], raw or processed logits.
+    ``tokens`` has one for each of ``rows`` of z, fp32 [any, vocabulary], raw or processed logits.
     """
 
     z: NDArray[np.float32]
@@ -51,7 +51,7 @@ def _measured(
 
 
 def logprobs(asked: Sequence[Asked], measure: Measure = measure) -> list[list[Logprobs]]:
-    """Return for each what it asks, by row: its token first, then the likeliest, by id.
+    """Return for each of ``asked`` a dict by id for each row: its token first, then the likeliest.
 
     ``measure`` computes the figures.
     """

@@ -106,8 +106,8 @@ def _neg_log(f: Floats, n: Floats) -> Floats:
 def gumbel_of_words(words: Words, of: ModuleType = np) -> Floats:
     """Return the noise g of 32-bit words, as the module docstring defines it: contiguous float32.
 
-    Words are uint64 or int64 in NumPy, int64 in torch, each in [0, 2^32); ``of`` is the module that
-    they are of.
+    Words are uint64 or int64 in NumPy, int64 in torch, each in [0, 2^32); ``of`` is their module,
+    NumPy or torch.
     """
     odd = words << 1
     odd |= 1
@@ -177,7 +177,7 @@ def words(
     vocab_size: int,
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
-    """Return the words behind `gumbel`, of the same arguments: uint32 [rows, vocab_size]."""
+    """Return the words that `gumbel` of these arguments comes from: uint32 [rows, vocab_size]."""
     rows = row_words(seeds, samples, positions, stream)
     return _numpy_words(rows, quarters_of(vocab_size))[:, :vocab_size].astype(np.uint32)
 
@@ -200,7 +200,7 @@ def gumbel(
     """Return Gumbel noise for every token id: float32 [rows, vocab_size] in [-2.82, 22.88].
 
     Seeds are in [0, 2^64), sample indices, positions in prompt + output, and streams in [0, 2^32),
-    one a row; else it raises ValueError. A smaller vocabulary sees the first columns of a larger.
+    one per row, else ValueError. A smaller vocabulary gets a larger one's first columns.
     """
     rows, quarters = row_words(seeds, samples, positions, stream), quarters_of(vocab_size)
     out = np.empty((len(rows), vocab_size), np.float32)

@@ -15,7 +15,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
 Words = Any
-"""An array of uint64, or a tensor of int64, of torch, whose operators wrap alike."""
+"""A uint64 array of NumPy, or an int64 tensor of torch, whose operators wrap alike."""
 
 
 def rounds(

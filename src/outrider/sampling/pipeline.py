@@ -27,7 +27,7 @@ Logits = NDArray[np.float32]
 class RequestPipeline:
     """The part of a request's options that is the same at every position, shared by its samples.
 
-    ``bad_words`` are the ids of each, in every way that it is written.
+    ``bad_words`` are token ids, one list for each way to write a word.
     Raises RequestError where an option names an id outside the vocabulary, or nothing is left.
     """
 
@@ -112,9 +112,9 @@ class SequencePipeline:
             self._ban_words(logits, tokens, paths)
 
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
-        """Return the tokens that the grammar allows behind ``paths``, see ``Grammar.masks``.
+        """Return the tokens that the grammar allows after ``paths``, see ``Grammar.masks``.
 
-        They allow no end before ``min_tokens``, unless the form is complete.
+        Before ``min_tokens`` end tokens are not allowed, unless the form is complete.
         """
         assert self._grammar is not None
         output = tokens[len(self._prompt) :]
@@ -147,7 +147,7 @@ class SequencePipeline:
             logits[:, pipeline.bias_ids] += pipeline.bias
 
     def _process(self, logits: Logits, tokens: list[int], paths: list[list[int]]) -> None:
-        """Let processors remake every row, the first time twice to see that they are pure."""
+        """Apply the processors to every row, the first time twice to check that they are pure."""
         for number, processor in enumerate(self._pipeline.params.logits_processors or ()):
             for row, path in enumerate(paths):
                 ids = [*tokens, *path]

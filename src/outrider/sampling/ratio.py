@@ -1,4 +1,4 @@
-"""The ratio rules: a draft token x ~ q stands with a chance that depends on p(x) / q(x).
+"""The ratio rules accept a draft token x ~ q with a probability that depends on p(x) / q(x).
 
 Unlike coupled sampling they preserve the distribution only: the tokens of a seed change with the
 drafter and with K. Both follow one scheme over a chain x_1 .. x_K, with weights w and odds h:
@@ -10,13 +10,13 @@ drafter and with K. Both follow one scheme over a chain x_1 .. x_K, with weights
                 h_i = R_i / (R_i + 1 - w_i) for i < K, h_K = w_K
                 accepted: up to the largest i with u_i < h_i
 
-After t accepted tokens comes one from (w_t p - q)+, or from p after all K. Rejection: Leviathan,
+After t accepted tokens one is drawn from (w_t p - q)+, or from p if t = K. Rejection: Leviathan,
 Kalman, Matias, "Fast inference from transformers via speculative decoding" (ICML 2023), algorithm
 1, and Chen et al., "Accelerating large language model decoding with speculative sampling" (2023).
 Block: Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025), algorithm 2.
 
 Distributions are computed in fp64: (w p - q)+ and 1 - w are differences of numbers that may nearly
-agree, and in fp32 their rounding would decide where the drafter is good.
+agree, and with a good drafter their rounding in fp32 would decide.
 """
 
 from abc import ABC, abstractmethod
@@ -58,7 +58,7 @@ class Chains:
 
 
 def of_drafted(rows: NDArray[Any], x: Ints) -> NDArray[Any]:
-    """Return what ``rows`` [B, K or K+1, V] have for the drafted ids: [B, K]."""
+    """Return the entries of ``rows`` [B, K or K+1, V] at the drafted ids: [B, K]."""
     return np.take_along_axis(rows[:, : x.shape[1]], x[..., None], -1)[..., 0]
 
 
@@ -66,7 +66,7 @@ _PROBABILITIES = 2**22  # worked on at once: 32 MiB of them
 
 
 class Ratio(ABC):
-    """The common part of the ratio rules: their noise, and the token behind the accepted ones."""
+    """The common part of the ratio rules: their noise, and the token after the accepted ones."""
 
     name: str
     trees = False
@@ -76,7 +76,7 @@ class Ratio(ABC):
         return FreshNoise(noise.vocab_size, DRAFTING)
 
     def ending(self, rows: list[Row], noise: SharedNoise) -> Logits:
-        """Return the noise of the token behind the accepted ones, by first rows: [B, V]."""
+        """Return the noise of the token after the accepted ones, by first rows: [B, V]."""
         return FreshNoise(noise.vocab_size, ENDING).of(rows)
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Ratio(ABC):
 
     @abstractmethod
     def count(self, passed: Bools) -> Ints:
-        """Return how many tokens are accepted where ``passed`` bool [B, K]: int64 [B]."""
+        """Return how many tokens are accepted if ``passed`` bool [B, K] is u < h: int64 [B]."""
 
     def after(self, chains: Chains, w: Floats, accepted: Ints) -> Floats:
         """Return weights of the token after ``accepted`` [B] ones: (w p - q)+, fp64 [B, V]."""
@@ -99,11 +99,11 @@ class Ratio(ABC):
     def decide(
         self, z_p: Logits, z_q: Logits | None, x: Ints, u: Floats, g: Logits
     ) -> tuple[Ints, Ints]:
-        """Decide B drafts of one length K: how many tokens stand, and the next one, int64 [B] each.
+        """Return for B drafts of length K how many tokens are accepted, and the next, int64 [B].
 
         Args:
             z_p: the target's log-weights [B, K+1, V], each row with a finite entry.
-            z_q: those that the draft was drawn from [B, K, V]; None for a draft that was certain.
+            z_q: those that the draft was drawn from [B, K, V]; None if it was deterministic.
             x: the draft, int64 [B, K].
             u: uniforms in (0, 1), fp64 [B, K].
             g: Gumbel noise [B, V].
@@ -159,7 +159,7 @@ class Ratio(ABC):
             u[~greedy] = uniforms(rows).reshape(len(drawn), length)
             g[~greedy] = self.ending([target.rows[first] for first in drawn], noise)[:, :vocabulary]
         accepted, tokens = self.decide(z_p, z_q, x, u, g)
-        # A row behind a token that the target never says may be anything.
+        # Rows after a token that the target cannot draw are ignored.
         likely = of_drafted(z_p, x) > NEVER
         reached = np.insert(np.logical_and.accumulate(likely, -1), 0, True, -1)
         nothing = (masked & reached).any(-1).tolist()
@@ -172,7 +172,7 @@ class Ratio(ABC):
 
 
 class Rejection(Ratio):
-    """Token by token: Leviathan et al. (2023), Chen et al. (2023)."""
+    """Verifies token by token: Leviathan et al. (2023), Chen et al. (2023)."""
 
     name = "rejection"
 
@@ -185,7 +185,7 @@ class Rejection(Ratio):
 
 
 class Block(Ratio):
-    """The draft as a whole, never less accepted than token by token: Sun et al. (2025)."""
+    """Verifies the draft as a whole, and accepts no fewer on average: Sun et al. (2025)."""
 
     name = "block"
 

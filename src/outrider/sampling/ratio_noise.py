@@ -4,10 +4,10 @@ The Philox words of ``noise``, each use in a stream of its own:
 
     stream = kind + 4 * (base + 1)      kind 0 the drafter, 1 acceptance, 2 the token after a draft
 
-``base`` is how many tokens were committed when the step began; no base comes twice. A position
-whose draft was rejected is drafted again in the next step, and block verification decides on what
-was drawn behind a token as well: a draw met twice would bias the second decision. Stream 0 (shared)
-lies below, the seeds' 2^32 - 1 above.
+``base`` is how many tokens were committed when the step began; each step has another one. A
+position whose draft was rejected is drafted again in the next step, and block verification also
+depends on the tokens drafted after it: a reused draw would bias the second decision. Stream 0
+(shared) is below these streams, 2^32 - 1 (seeds) is above.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ LARGEST_BASE = 2**30 - 3  # largest base whose streams stay below SEED_STREAM
 
 
 def streams(kind: int, rows: Sequence[Row]) -> list[int]:
-    """Return the stream of each row; ValueError where its base has none."""
+    """Return the stream of each row; ValueError if a base is out of range."""
     for row in rows:
         if not 0 <= row.base <= LARGEST_BASE:
             raise ValueError(f"base must be from 0 to {LARGEST_BASE}, got {row.base}")

@@ -50,10 +50,10 @@ class Noise(ABC):
 
 
 class SharedNoise(Noise):
-    """Rows of shared noise, drawn once for whoever asks: the drafter, the target, a tree's nodes.
+    """Rows of shared noise, drawn once for all users: the drafter, the target, a tree's nodes.
 
     Noise is drawn in blocks of `block_size` consecutive positions and the two blocks used last are
-    kept per sequence, about 1 MiB together. What is asked for decides only what is drawn when,
+    kept per sequence, about 1 MiB together. The order of calls decides only when noise is drawn,
     never its bits.
     """
 

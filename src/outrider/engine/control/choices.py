@@ -15,7 +15,7 @@ TREE_SUFFIX = " tree"  # ends the name of a method that drafts trees
 
 
 class DrafterView(Protocol):
-    """A drafter as far as choices look at it, see ``drafters.base.Drafter``."""
+    """The attributes of a drafter that choices read, see ``drafters.base.Drafter``."""
 
     name: str
     max_length: int
@@ -30,8 +30,8 @@ class Method(NamedTuple):
     """A way to draft: one drafter or several together, in chains or in trees.
 
     ``width`` is the number of nodes that a drafter may propose at each depth, ``max_depth`` the
-    depth of a draft, and ``max_nodes`` its nodes, where there are fewer than that for each depth.
-    If ``otherwise``, the first is a lookup, and the second drafts where that promises less.
+    depth of a draft, and ``max_nodes`` the most nodes of a draft. If ``otherwise``, the first
+    drafter is a lookup, and the second drafts where the lookup promises less.
     """
 
     drafters: tuple[str, ...]
@@ -61,7 +61,7 @@ class Method(NamedTuple):
         return self.drafters[:1] if lookup_alone else self.parts
 
     def scored(self, source: str) -> str | None:
-        """Return whose rates by margin a draft of ``source`` has, None for its own method's."""
+        """Return the name whose rates by margin score a draft of ``source``; None: the method's."""
         return source if self.otherwise else None
 
     def nodes(self, depth: int) -> int:
@@ -70,20 +70,20 @@ class Method(NamedTuple):
         return min(self.max_nodes, depth * self.width * together)
 
     def seconds(self, costs: CostModel, by_depth: Sequence[float]) -> float:
-        """Return the seconds of drafts where ``by_depth[i]`` sequences draft at depth i + 1."""
+        """Return the seconds of drafts if ``by_depth[i]`` sequences draft at depth i + 1."""
         if self.width > 1:
             rows = [count * self.width for count in by_depth]
             return sum([costs.draft(name, rows) for name in self.parts])
         return sum([costs.draft(name, by_depth) * costs.waited(name) for name in self.parts])
 
     def seconds_up_to(self, costs: CostModel, by_depth: Sequence[float]) -> list[float]:
-        """Return the seconds of drafts that end behind 0, 1, ... depths of ``by_depth``."""
+        """Return the seconds of drafts that end after 0, 1, ... depths of ``by_depth``."""
         rows = by_depth if self.width == 1 else [count * self.width for count in by_depth]
         return [*map(sum, zip(*(costs.drafts(name, rows) for name in self.parts), strict=True))]
 
 
 class Knowledge(NamedTuple):
-    """The ground of choices: expected costs and acceptance of methods, by name, and constants."""
+    """What choices rest on: expected costs and acceptance, methods by name, and constants."""
 
     costs: CostModel
     survival: Survival
@@ -104,7 +104,7 @@ PLAIN = Choice("none", 0)
 class Freedom(NamedTuple):
     """The choices that a request and the switch leave open.
 
-    ``methods`` may draft, up to ``max_depth`` tokens; ``fixed`` is the choice that was made.
+    ``methods`` may draft, up to ``max_depth`` tokens; ``fixed`` is the choice if it is not open.
     """
 
     methods: tuple[str, ...]
@@ -127,8 +127,8 @@ class Stream(NamedTuple):
 class StreamGroup(NamedTuple):
     """Sequences that are expected to fare alike: of one workload and freedom.
 
-    ``levels`` say of each method how these sequences differ from the workload: the power of two of
-    their odds; none where they do not differ.
+    ``levels`` say for each method how these sequences differ from the workload: the power of two of
+    their odds of acceptance; empty if they do not differ.
     """
 
     workload: str
@@ -145,7 +145,7 @@ def methods_of(
     trees: bool,
     otherwise: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Method]:
-    """Return the methods of an engine by name; with ``trees``, if the target can verify them.
+    """Return the methods of an engine by name; ``trees`` is True if the target can verify them.
 
     Drafts of ``together`` are merged; ``otherwise`` are pairs of a lookup and another drafter.
     """
@@ -168,7 +168,7 @@ def methods_of(
 
 
 def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
-    """Return by name how much is drafted at each depth, of names, depths, and counts at each."""
+    """Return by name the total drafted at each depth, from (name, depth, count at each depth)."""
     drafting: dict[str, list[int]] = {}
     for name, depth, count in drafts:
         if depth:

@@ -1,4 +1,4 @@
-"""Chooses for an engine who drafts for each sequence and how far, or that a step is plain.
+"""Chooses an engine's drafter and draft length for each sequence, or a plain step.
 
 A ``Chooser`` obeys the switch and the requests. An ``AdaptiveChooser`` lets a ``Controller`` choose
 what they leave open.
@@ -30,10 +30,10 @@ from .tuning import USUAL, Tuning
 
 
 class Chooser:
-    """Chooses as the menu says: the switch, and each request. It tells ``costs`` what steps took.
+    """Obeys the menu: the switch, and each request. It reports to ``costs`` what steps took.
 
-    If it ``tries_plain``, which changes no output under the coupled rule, now and then a step is
-    plain, to measure that.
+    If it ``tries_plain``, a step is plain now and then, to measure its time. This changes no output
+    under the coupled rule.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Chooser:
         return self._drafted.get(streams, 0) >= every
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
-        """Return who drafts for a sequence in the next step, and how far its draft may go."""
+        """Return a sequence's drafter in the next step, and the budget of its draft."""
         name, budget = self.menu.fixed(sequence)
         return name, NO_DRAFT if self._plain else budget
 
@@ -87,11 +87,11 @@ class Chooser:
 class AdaptiveChooser(Chooser):
     """Lets a controller choose what the switch and requests leave open, and learns from each step.
 
-    A drafter goes on behind a node only where that is worth another pass, and of what was drafted
-    those nodes are verified that are worth their rows (``prices``). Both look at what is known of
-    the nodes themselves, if the acceptance rule allows it (``peeks``): the coupled rule does, the
-    ratio rules do not. Drafters that are ``preparing`` must prepare before they can draft for a
-    workload. ``peek`` and ``unread`` call those methods of a drafter by its name.
+    A drafter extends a node only if that is worth another pass, and drafted nodes are verified only
+    if they are worth their rows (``prices``). Both decisions look at the drafted nodes, if the
+    acceptance rule allows it (``peeks``): the coupled rule does, the ratio rules do not. Drafters
+    that are ``preparing`` must prepare before they can draft for a workload. ``peek`` and
+    ``unread`` call ``peek`` and ``num_unread`` of a drafter by its name.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class AdaptiveChooser(Chooser):
         learner.chosen(self._chosen, controller.tries, time.perf_counter() - begin)
 
     def _streams(self, sequences: Sequence[SequenceState]) -> list[Stream]:
-        """Return the sequences as choices see them; only a comparison looks at known ones anew."""
+        """Return the sequences as streams; known ones are updated only if choices are compared."""
         known = self._chosen
         streams = [known[s.id].stream if s.id in known else self._stream(s) for s in sequences]
         if known and self.controller.due(streams):
@@ -167,7 +167,7 @@ class AdaptiveChooser(Chooser):
         return streams
 
     def _stream(self, sequence: SequenceState) -> Stream:
-        """Return a sequence with its freedom, less methods that cannot draft for it yet."""
+        """Return a sequence with its freedom, without methods that cannot draft for it yet."""
         length, workload = len(sequence.tokens), sequence.workload
         names, depth, fixed = self.menu.freedom(sequence.request.speculation)
         if self._preparing:
@@ -203,7 +203,7 @@ class AdaptiveChooser(Chooser):
         return budget
 
     def promises(self, item: Scheduled, nodes: DraftNodes) -> bool:
-        """Return whether a lookup's draft is worth more than the drafter's behind it."""
+        """Return whether a lookup's draft is worth more than the alternative drafter's."""
         stream, choice, *_ = self._chosen[item.sequence.id]
         lookup, other = self._methods[choice.method].drafters
         enough = self.prices.enough(Choice(other, choice.depth), stream.workload)
@@ -212,13 +212,13 @@ class AdaptiveChooser(Chooser):
     def cut(self, plan: Plan, draft: Draft) -> Draft:
         self._whole, learner = draft, self.learner
         if not self._peeks or self.controller.tries or not any(nodes.margins for nodes in draft):
-            return draft  # a trial is to show what all its rows take
+            return draft  # a trial measures what all its rows take
         begin = time.perf_counter()
         chances: dict[int, Sequence[float]] = {}
         rows = plan.rows
         for i, (item, nodes) in enumerate(zip(plan.batch, draft, strict=True)):
             known = nodes.survivals
-            done = known and not learner.looking  # by its drafter
+            done = known and not learner.looking  # cut by its drafter
             if done or item.budget.rates is None or len(nodes.margins) != len(nodes.tokens):
                 rows += len(nodes.tokens)
             elif nodes.tokens:

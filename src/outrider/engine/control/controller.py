@@ -1,8 +1,8 @@
-"""Decides who drafts for each sequence and how far, or that a step is plain, on any clock.
+"""Decides the drafter and draft length of each sequence, or that a step is plain; reads no clock.
 
-The controller compares by expected tokens per second of the whole batch the ways to draft that
-sequences leave open; drafting nothing is among them (Liu et al., "Optimizing speculative decoding
-for serving large language models using goodput", 2024, choose a depth so).
+The controller compares the ways to draft that sequences leave open, plain decoding among them, by
+the expected tokens per second of the whole batch, as Liu et al., "Optimizing speculative decoding
+for serving large language models using goodput", 2024, do to choose a depth.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .tuning import USUAL, Tuning
 
 @dataclass
 class _Guard:
-    """The plain steps that drafting lost at one batch size, and until when methods are barred.
+    """What drafting lost at one batch size, in plain steps, and which methods are barred for it.
 
-    ``bars`` are the steps until which methods may not draft, the next one for ``pause`` steps. The
-    sequences whose ids are ``known`` cannot end them.
+    ``bars`` has for each barred method the step until which it may not draft; the next bar lasts
+    ``pause`` steps. Sequences whose ids are ``known`` cannot end bars early.
     """
 
     pause: int
@@ -34,11 +34,11 @@ class _Guard:
 
 
 class Controller:
-    """Compares choices, tries what is not used, and bars methods that lose.
+    """Compares choices, tries unused ones, and bars methods that lose.
 
-    It expects of steps and drafts what ``costs`` and ``survival`` say, which are told what came of
-    them. Methods that are ``shadowed`` need no trials: their drafts are scored without being
-    verified. ``unread`` returns how many tokens of a sequence a drafter has missed, by their names.
+    Its expectations come from ``costs`` and ``survival``, which learn from the outcomes. Methods
+    that are ``shadowed`` need no trials: their drafts are scored without being verified. ``unread``
+    returns how many tokens a drafter has not read, from a sequence's id and the drafter's name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Controller:
         self.shadowed, self.unread = shadowed, unread
         self.review_steps = tuning.review_steps  # steps after which choices are compared again
         self.least_review_steps = tuning.review_steps  # the same where drafts bring nothing
-        self._vain = 0  # steps in a row of which no drafted token was accepted
+        self._vain = 0  # steps in a row without an accepted token
         self.trials = Trials(self.known, shadowed)
         self._guards: dict[int, _Guard] = {}  # by the bits of a batch size
         self.choices: dict[StreamGroup, Choice] = {}
@@ -63,13 +63,13 @@ class Controller:
         self.review = Review()
         self.step = 0
         self.reviewed = 0  # the step of the last review
-        self.paused = False  # True if all that may draft was barred at the last step
+        self.paused = False  # True if all methods that may draft were barred at the last step
         self._barred: frozenset[str] = frozenset()  # methods, at the last step
         self._used: set[str] = set()  # methods that drafted by choice at the last step
         self._size = 0
         self._drafts = False  # True if the last review chose drafts for any group
         self._other_since = 0
-        """The step since when the batch is twice or half as large as at the last review."""
+        """The step since which the batch is twice or half as large as at the last review."""
         self._steady = False
         self._assigned: dict[str, Choice] = {}
         self._seen: set[tuple[str, ...]] = set()
@@ -127,7 +127,7 @@ class Controller:
         return self._due(len(streams), self.step + 1) or not all(map(self._is_known, streams))
 
     def _due(self, streams: int, step: int) -> bool:
-        """Return True where a step compares choices; note since when the batch is another."""
+        """Return True if a step compares choices; note since when the batch's size differs."""
         size, drafts, tuning = self._size, self._drafts, self.tuning
         if self.trials.ready:
             return True
@@ -148,7 +148,7 @@ class Controller:
         return step - self.reviewed >= min(every, max(tuning.first_review_steps, self.reviewed))
 
     def _is_known(self, stream: Stream) -> bool:
-        """Return False where what a new sequence leaves open was never compared."""
+        """Return False if the methods that a new sequence leaves open were never compared."""
         return stream.methods in self._seen or stream.id in self._assigned or not stream.methods
 
     def _joined(self, stream: Stream) -> Choice:
@@ -175,7 +175,7 @@ class Controller:
         context = sum([stream.context for stream in streams])
         self.survival.count()
         self.costs.count()
-        # Of late a sequence alone is what its workload is: no luck of its own counts twice.
+        # A lone sequence makes up its workload's recent counts: its luck must not count twice.
         alike = len(streams) == 1
         groups = [
             StreamGroup(
@@ -235,7 +235,7 @@ class Controller:
         self._vain = 0 if any_token else self._vain + 1
 
     def affords(self, steps: int) -> None:
-        """Take in after how many steps comparing again takes little of the time."""
+        """Set after how many steps comparing again takes only a small share of the time."""
         self.review_steps = max(self.tuning.review_steps, steps)
         self.least_review_steps = max(self.tuning.vain_steps, steps)
 
@@ -244,8 +244,8 @@ class Controller:
     ) -> None:
         """Take in some steps of the same ``streams`` sequences.
 
-        Those with drafts ``emitted`` tokens in ``drafting`` seconds; all ``took`` so many. The
-        target took ``slow`` times as long as expected for the same rows.
+        Those with drafts ``emitted`` tokens in ``drafting`` seconds; ``took`` are the seconds of
+        all. The target took ``slow`` times as long as expected for the same rows.
         """
         self.trials.seconds += took
         if drafting and self._used:
@@ -253,10 +253,10 @@ class Controller:
             self._note_loss(streams, lost)
 
     def _note_loss(self, streams: int, lost: float) -> None:
-        """Take in the plain steps that drafted steps lost; negative ones were won.
+        """Take in what drafting lost, in plain steps; a gain is negative.
 
-        Methods in use are barred where they lost too much, and all in a batch of several. What
-        others then lose counts sooner.
+        If it is too much, the methods in use are barred, in a batch of several all methods. Part of
+        the loss stays, so that the next bar comes sooner.
         """
         size, tuning = streams.bit_length(), self.tuning
         most = tuning.lost_steps + tuning.luck_steps / 2 ** ((size - 1) / 2)
@@ -283,7 +283,7 @@ class Controller:
     def _bars(self, streams: Sequence[Stream]) -> frozenset[str]:
         """Return the methods that may not draft for a batch.
 
-        None from when shadows of enough new sequences are accepted.
+        Bars end early once shadows of enough new sequences are accepted.
         """
         tuning, barred = self.tuning, self.barred(len(streams))
         if not barred or self.step % tuning.renewing_steps:
@@ -306,7 +306,7 @@ class Controller:
 
     @property
     def pauses(self) -> dict[int, int]:
-        """The steps for which a method is barred yet, by the least batch size that it is for."""
+        """The steps for which methods are still barred, by the smallest batch size concerned."""
         left = {
             2**size >> 1: max(guard.bars.values(), default=0) - self.step
             for size, guard in self._guards.items()
@@ -318,5 +318,5 @@ class Controller:
         self._assigned.pop(id, None)
         self.survival.release(id, self.methods)
         for guard in self._guards.values():
-            if guard.deficit < 0:  # what it won is not for others to lose
+            if guard.deficit < 0:  # others must not use up what it gained
                 guard.deficit *= 1 - 1 / max(1, self._size)

@@ -15,16 +15,16 @@ from .tuning import USUAL, Tuning
 
 
 class Curve(NamedTuple):
-    """Seconds by a number of rows: straight between points, on with the last slope behind them.
+    """Seconds by number of rows: linear between points, and with the last slope beyond them.
 
-    ``rows`` rise from 1 on; ``seconds`` do not fall.
+    ``rows`` rise from 1; ``seconds`` do not fall.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def at(self, rows: float) -> float:
-        """Return the seconds of ``rows`` rows, 0 for none; a mean of rows may lie between two."""
+        """Return the seconds of ``rows`` rows, 0 for none; a mean need not be whole."""
         if rows <= 0:
             return 0.0
         known, seconds = self
@@ -41,8 +41,8 @@ class Curve(NamedTuple):
 class DraftCosts:
     """The seconds of one drafter: ``passes`` by sequences in a pass, and ``call`` once a step.
 
-    A drafter without passes proposes a whole draft at once. Where it ``repeats``, each pass runs
-    the rows of all before it once more.
+    A drafter without passes proposes a whole draft at once. If it ``repeats``, each pass runs the
+    rows of all earlier passes again.
     """
 
     passes: Curve | None = None
@@ -57,7 +57,7 @@ class DraftCosts:
         return [passes.at(n * depth) * min(n, 1) for depth, n in enumerate(counts, 1)]
 
     def at(self, counts: Sequence[float]) -> float:
-        """Return the seconds where ``counts[i]`` sequences, expected, draft at depth i + 1."""
+        """Return the seconds if ``counts[i]`` sequences are expected to draft at depth i + 1."""
         if not counts or not counts[0]:
             return 0.0
         seconds, passes = self.call + self.per_sequence * counts[0], self.passes
@@ -68,7 +68,7 @@ class DraftCosts:
         return seconds + sum(self._each(passes, counts))
 
     def up_to(self, counts: Sequence[float]) -> list[float]:
-        """Return the seconds of drafts that end behind 0, 1, ... depths, see ``at``."""
+        """Return the seconds of drafts that end after 0, 1, ... depths, see ``at``."""
         if not counts or not counts[0]:
             return [0.0] * (len(counts) + 1)
         seconds, passes = self.call + self.per_sequence * counts[0], self.passes
@@ -80,9 +80,9 @@ class DraftCosts:
 
 @dataclass(frozen=True)
 class ExpertCosts:
-    """A mixture, of whose ``experts`` a row goes to the ``top`` best.
+    """A mixture of ``experts``; each row goes to its ``top`` best.
 
-    Reading one of them, in all layers, takes ``share`` of a forward of one row, about.
+    Reading one expert, in all layers, takes about ``share`` of a forward of one row.
     """
 
     experts: int
@@ -90,7 +90,7 @@ class ExpertCosts:
     share: float
 
     def strangers(self, rows: float) -> float:
-        """Return how many experts of a layer rows wake that have nothing in common, expected."""
+        """Return the expected number of experts of a layer that unrelated rows use."""
         asleep: float = (1 - self.top / self.experts) ** rows
         return self.experts * (1 - asleep)
 
@@ -99,8 +99,8 @@ class ExpertCosts:
 class Costs:
     """The seconds of a target and its drafters, as measured or guessed.
 
-    ``per_context`` is the time that a step takes for each token of the context of a sequence;
-    ``host`` and ``host_per_sequence`` what it takes beside its forwards and its drafting.
+    ``per_context`` is a step's time for each token of a sequence's context. ``host`` and
+    ``host_per_sequence`` are its time outside its forwards and its drafting.
     """
 
     target: Curve
@@ -110,16 +110,16 @@ class Costs:
     host_per_sequence: float = USUAL.host_per_sequence
 
     def host_at(self, sequences: int) -> float:
-        """Return the seconds of a step beside its forwards and its drafting."""
+        """Return the seconds of a step outside its forwards and its drafting."""
         return self.host + self.host_per_sequence * sequences
 
 
-UNKNOWN = Costs(Curve((1,), (1.0,)), {})  # stands for costs that nobody asks for
+UNKNOWN = Costs(Curve((1,), (1.0,)), {})  # a placeholder where costs are not used
 
 
 @dataclass
 class Mean:
-    """A running mean; its newest value counts as ``spike`` times it at most, once it is known."""
+    """A running mean; once it is known, new values are capped at ``spike`` times the mean."""
 
     spike: float = inf
     tuning: Tuning = USUAL
@@ -134,9 +134,9 @@ class Mean:
 
 
 class _Ratio:
-    """A running geometric mean of measured over expected seconds; others weigh less by the turn.
+    """A running geometric mean of measured over expected seconds; old ones lose weight each turn.
 
-    ``before`` counts as the ratio before the first: 1 lets no first spike count.
+    ``before`` stands for the ratio before the first: with 1 a first spike does not count.
     """
 
     __slots__ = ("_before", "_recent", "_smoothing", "_tuning", "_turn", "seen", "value")
@@ -147,7 +147,7 @@ class _Ratio:
         self._recent, self._turn, self._before = 0.0, 0, before
 
     def observe(self, ratio: float, turn: int) -> None:
-        """Take in a ratio; the lesser of two in a row counts, as other work slows single steps."""
+        """Take in a ratio; the smaller of two in a row counts, as other work slows single steps."""
         ratio, self._before = min(ratio, self._before), ratio
         if self.seen >= self._tuning.trusted:
             spike = self._tuning.spike
@@ -158,21 +158,21 @@ class _Ratio:
         self.value *= (ratio / self.value) ** max(self._smoothing, 1 / self._recent)
 
     def weight(self, turn: int) -> float:
-        """Return how many were seen, older ones counting less."""
+        """Return how many ratios were seen, older ones counting less."""
         return self._recent * self._tuning.freshness ** (turn - self._turn)
 
     @property
     def cautious(self) -> float:
-        """The mean, nearer to 1 the fewer were seen."""
+        """The mean, pulled towards 1 while few ratios were seen."""
         pull = self._tuning.pull
         return (self.seen * self.value + pull) / (self.seen + pull)
 
 
 class _Correction:
-    """Ratios of measured to expected seconds, of all sizes of late and around powers of two.
+    """Ratios of measured to expected seconds: a recent one of all sizes, and one by power of two.
 
-    Those of a size are relative to those of all. So a size that was last seen while the machine was
-    busy, or while it was not, stays right beside the others.
+    Those of a size are relative to that of all. So a size that was last seen while the machine was
+    busy, or while it was not, stays comparable with the others.
     """
 
     def __init__(self, tuning: Tuning, before: float = inf) -> None:
@@ -183,7 +183,7 @@ class _Correction:
         self._level, self._turn = 1.0, 0
 
     def at(self, size: float) -> float:
-        """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
+        """Return the ratio at a size, interpolated between powers of two so that it never jumps."""
         value = self._known.get(size)
         if value is None:
             power = log2(max(size, 1))
@@ -197,7 +197,7 @@ class _Correction:
         return 1.0 if own is None else own.cautious
 
     def count(self) -> None:
-        """Let ratios count; what sizes that were seen of late share counts for the machine."""
+        """Apply the ratios; what recently seen sizes have in common moves to the overall ratio."""
         weights = {power: own.weight(self._turn) for power, own in self.sizes.items()}
         if total := sum(weights.values()):
             each = (own.value ** (weights[power] / total) for power, own in self.sizes.items())
@@ -220,7 +220,7 @@ class _Correction:
         if own is None:
             own = self.sizes[power] = _Ratio(tuning, tuning.ratio_smoothing, self._before)
         ratio = max(ratio, tuning.least_ratio)
-        if own.seen >= tuning.trusted:  # a new size says nothing of the machine
+        if own.seen >= tuning.trusted:  # a new size says nothing about the machine's speed
             self.overall.observe(ratio / own.value, turn)
         own.observe(ratio / self.overall.value, turn)
 
@@ -230,10 +230,10 @@ def _nearest_power(size: int) -> int:
 
 
 class CorrectedCosts:
-    """The target's expected seconds by rows and context, times the ratios that were measured.
+    """The target's expected seconds by rows and context, times the measured ratios.
 
-    The rows of the prior are strangers to each other. Where those of a ``mixture`` of experts share
-    some, as measured, fewer are read.
+    The prior was measured with unrelated rows. Rows that share experts of a ``mixture``, as
+    measured, read fewer of them and take less.
     """
 
     def __init__(self, prior: Costs, tuning: Tuning, mixture: ExpertCosts | None = None) -> None:
@@ -245,11 +245,11 @@ class CorrectedCosts:
 
     @property
     def strange(self) -> float | None:
-        """Return how strange rows are to each other: 0 if they share experts; None without any."""
+        """How strange rows are: 0 if they share all experts, 1 if unrelated; None without any."""
         return None if self._mixture is None else self._strange.value
 
     def _expected(self, rows: int, read: float | None = None) -> float:
-        """Return the seconds of rows by the prior, of which so many experts are ``read``."""
+        """Return the prior's seconds of rows that ``read`` that many experts of a layer."""
         seconds, mixture = self._curve.at(rows), self._mixture
         if mixture is None:
             return seconds
@@ -261,7 +261,7 @@ class CorrectedCosts:
 
     @property
     def machine(self) -> float:
-        """Times that the machine has been slower than expected of late."""
+        """How many times slower than expected the machine has recently been."""
         return self._ratio.overall.value
 
     def count(self) -> None:
@@ -272,7 +272,7 @@ class CorrectedCosts:
         known = self._rows.get(rows)
         if known is None:
             ratio = self._ratio
-            # No rows cost more than more rows do, whatever was measured beside other work.
+            # Fewer rows never cost more than more rows, whatever was measured under load.
             larger = [2**power for power in ratio.sizes if 2**power > rows]
             most = min([self._expected(size) * ratio.at(size) for size in larger], default=inf)
             seconds = self._expected(rows)
@@ -294,9 +294,9 @@ class CorrectedCosts:
 
 
 class MeasuredCosts:
-    """Means of the target's measured seconds by rows, where nobody knows what to expect of them.
+    """Means of the target's measured seconds by rows, where no expected ones are known.
 
-    Between sizes that were measured the line is straight; beyond them it goes on as ``shape`` does.
+    Between measured sizes they are interpolated linearly; beyond these they follow ``shape``.
     """
 
     machine = 1.0
@@ -306,7 +306,7 @@ class MeasuredCosts:
         self._sizes: dict[int, Mean] = {}
 
     def count(self) -> None:
-        """Do nothing: means count at once."""
+        """Do nothing: means apply at once."""
 
     def at(self, rows: int, context: int) -> float:
         known, shape = sorted(self._sizes), self._shape
@@ -333,8 +333,8 @@ class MeasuredCosts:
 class CostModel:
     """The costs of one engine: expected ones, corrected by what its steps take.
 
-    What the target takes more or less than expected counts for the machine's speed of late, so that
-    a drafter that was last used while the machine was busy does not stay expensive. ``target`` has
+    How much slower than expected the target is counts as the machine's recent speed, so that a
+    drafter that was last used while the machine was busy does not stay expensive. ``target`` has
     the seconds of forwards; None corrects the prior's. ``mixture`` are its experts, if it has any.
     """
 
@@ -349,9 +349,9 @@ class CostModel:
         own = target or CorrectedCosts(prior, tuning, mixture)
         self.target: MeasuredCosts | CorrectedCosts = own
         self.verify = self.target.at
-        """Returns the seconds of a forward of some rows over as many tokens of context in all."""
+        """Returns the seconds of a forward, given its rows and its tokens of context in all."""
         self.measured = self.target.measured
-        """Returns True where forwards of about as many rows were measured as the engine ran."""
+        """Returns True if forwards of about that many rows were measured while the engine ran."""
         # One slow first draft, or its verification, must not bar a drafter.
         self._drafters = {name: _Correction(tuning, 1.0) for name in prior.drafters}
         self._host = _Correction(tuning)
@@ -361,9 +361,9 @@ class CostModel:
         self._waited: dict[str, float] = {}
         self.draft_seconds = self.verify_seconds = 0.0  # seconds of all steps so far
         self.speedups: dict[str, float] = {}
-        """By drafter, how many times as fast as plain decoding its steps emit tokens."""
+        """The speedup over plain decoding of steps with a drafter, by drafter."""
         self.seconds_per_row: float | None = None
-        """Of a prompt's rows beside streams; None until some were measured."""
+        """Seconds of a prompt's row in a step with streams; None until measured."""
         self._decode_seconds: float | None = None
         self._plain_seconds: dict[int, float] = {}
 
@@ -374,14 +374,14 @@ class CostModel:
         return target.strange if isinstance(target, CorrectedCosts) else None
 
     def count(self) -> None:
-        """Let what was observed since the last time count."""
+        """Apply what was observed since the last call."""
         self.target.count()
         for each in (self._host, *self._drafters.values()):
             each.count()
         self._drafts.clear()
 
     def host(self, sequences: int) -> float:
-        """Return the seconds of a step beside its forward and its drafting."""
+        """Return the seconds of a step outside its forward and its drafting."""
         return self.prior.host_at(sequences) * self._host.at(sequences)
 
     def draft(self, name: str, counts: Sequence[float]) -> float:
@@ -398,12 +398,12 @@ class CostModel:
         return seconds
 
     def drafts(self, name: str, counts: Sequence[float]) -> list[float]:
-        """Return the seconds of drafts that end behind 0, 1, ... depths, see ``draft``."""
+        """Return the seconds of drafts that end after 0, 1, ... depths, see ``draft``."""
         own = self._drafters[name].at(counts[0]) * self.target.machine
         return [seconds * own for seconds in self.prior.drafters[name].up_to(counts)]
 
     def waited(self, name: str) -> float:
-        """Return the share of a drafter's drafts of late that were not drafted ahead."""
+        """Return the share of a drafter's recent drafts that were not drafted ahead."""
         return self._waited.get(name, 1.0)
 
     def reads(self, name: str) -> bool:
@@ -412,7 +412,7 @@ class CostModel:
         return known is not None and known.passes is not None
 
     def read(self, name: str, tokens: float) -> float:
-        """Return the seconds that a drafter takes to read tokens that it has missed."""
+        """Return the seconds that a drafter takes to read ``tokens`` missed tokens."""
         at_once = self.tuning.read_tokens
         return self.draft(name, [at_once]) * tokens / at_once
 
@@ -421,7 +421,7 @@ class CostModel:
         return self._steps[method].cautious
 
     def chunk(self) -> int | None:
-        """Return the rows of prompts that may run beside streams; None if not measured yet."""
+        """Return the prompt rows that may run in a step with streams; None if not measured yet."""
         if self.seconds_per_row is None:
             return None
         tuning = self.tuning
@@ -449,7 +449,7 @@ class CostModel:
             self._plain_seconds[streams] = self._smoothed(plain, seconds.step)
         elif len(drafters) == 1 and plain is not None:
             (drafter,) = drafters
-            # A plain step that met other work is no longer than one with drafts.
+            # A plain step slower than one with drafts was slowed by other work.
             speedup = len(record.events) / streams * min(plain / seconds.step, 1.0)
             self.speedups[drafter] = self._smoothed(self.speedups.get(drafter), speedup)
 
@@ -457,18 +457,18 @@ class CostModel:
         return value if before is None else before + self.tuning.smoothing * (value - before)
 
     def observe_step(self, method: str, ratio: float) -> None:
-        """Take in what a step took, over the sum of what was expected of its parts."""
+        """Take in a step's seconds over the sum of those expected of its parts."""
         self._steps[method].observe(ratio, self._turn)
 
     def observe_verify(
         self, rows: int, context: int, seconds: float, read: float | None = None
     ) -> None:
-        """Take in what a forward took, and how many experts of a layer it read, if it has any."""
+        """Take in a forward's seconds, and the experts per layer that it read, if it has any."""
         self._turn += 1
         self.target.observe(rows, context, seconds, self._turn, read)
 
     def observe_host(self, sequences: int, seconds: float) -> None:
-        """Take in what a step took beside its forward and its drafting."""
+        """Take in a step's seconds outside its forward and its drafting."""
         prior = self.prior.host_at(sequences)
         self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
@@ -478,7 +478,7 @@ class CostModel:
             self._waited[name] = self._smoothed(self._waited.get(name), 1 - share)
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
-        """Take in what a drafter took."""
+        """Take in the seconds of a drafter's drafts."""
         prior = self.prior.drafters[name].at(counts) * self.target.machine
         if prior > 0:
             self._drafters[name].observe(counts[0], seconds / prior, self._turn)

@@ -16,11 +16,11 @@ from ...native.rates import MARGINS
 from .choices import PLAIN, Choice, DrafterView, Knowledge, Stream, counts_by_depth
 
 Peek = Callable[[str, SequenceState, int], DraftNodes | None]
-"""Returns a drafter's draft of a depth behind a sequence, see ``Drafter.peek``."""
+"""Returns a drafter's draft of a depth after a sequence, see ``Drafter.peek``."""
 
 
 class ChosenDraft(NamedTuple):
-    """The choice for a sequence, also as the name of its drafter and its limits."""
+    """The choice for a sequence, with the name of its drafter and the draft's budget."""
 
     stream: Stream
     choice: Choice
@@ -32,9 +32,9 @@ class ChosenDraft(NamedTuple):
 class StepWindow:
     """Steps since the last one that was looked at.
 
-    ``emitted`` tokens and ``took`` seconds are those of steps with drafts. The ``last`` step is the
-    one that is looked at: it ``gave`` so many tokens, and its forward was ``slow`` times as long as
-    expected.
+    ``emitted`` tokens and ``took`` seconds are those of steps with drafts, ``all`` the seconds of
+    all steps. The step that is looked at took ``last`` seconds and ``gave`` that many tokens; its
+    forward was ``slow`` times as long as expected.
     """
 
     streams: int
@@ -47,7 +47,7 @@ class StepWindow:
 
 
 class Shadow(NamedTuple):
-    """A draft behind the first ``base`` tokens of a sequence that nobody verifies."""
+    """An unverified draft after the first ``base`` tokens of a sequence."""
 
     method: str
     stream: Stream
@@ -57,11 +57,11 @@ class Shadow(NamedTuple):
 
 
 class Learner:
-    """Looks at steps, as many as a small share of the time allows, and tells costs and survival.
+    """Looks at as many steps as a small share of the time allows, and updates costs and survival.
 
-    Methods that cost next to nothing (``shadowed``) also draft beside the chosen one, by ``peek``,
-    unverified, and are scored by what was emitted later. Steps of drafters that are ``preparing``
-    tell no costs while these catch up.
+    Methods that cost next to nothing (``shadowed``) also draft beside the chosen one, by ``peek``;
+    these drafts are not verified but scored against the tokens emitted later. Costs are not learned
+    from steps in which ``preparing`` drafters catch up.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Learner:
         self._shadowed, self._drafters = shadowed, drafters
         self._preparing, self._peek = preparing, peek
         self.looking = False  # True if the next step is looked at
-        self._new = False  # True if a method is in use of which few drafts were looked at
+        self._new = False  # True if few drafts of a method in use were looked at
         self._turn = 0
         self._looks_at: Counter[str] = Counter()
         self._every = 1
         self._window = StepWindow(0)
-        self._longest = inf  # seconds that a step counts at most
+        self._longest = inf  # most seconds that a step counts with if a drafter reads in it
         self._step_seconds = self._look_seconds = self._review_seconds = 0.0
         """Running means: of a step, of looking at one, and of comparing choices."""
         self._choosing = self.cutting = 0.0
@@ -137,18 +137,18 @@ class Learner:
         """Take in a step, with its ``whole`` drafts before they were cut, and the choices for it.
 
         Its drafters are ``cold`` if they have not drafted for long. Returns the steps since the
-        last look where this one was looked at and costs were learned.
+        last look if costs were learned from this one, else None.
         """
         begin = time.perf_counter()
         plan, seconds = record.plan, record.seconds.step
         self._step_seconds = self._smoothed(self._step_seconds, seconds)
         count, window, seen = len(chosen), self._window, None
-        if plan.rows == plan.decoding == count:  # else prompts ran beside
+        if plan.rows == plan.decoding == count:  # else prompts ran too
             if window.streams != count:
                 window = self._window = StepWindow(count)
             if record.drafters and not tries:  # a trial has its own price
                 window.emitted += len(record.events)
-                # That a drafter reads what it has missed is paid for by all tokens to come.
+                # All tokens to come pay for what a drafter reads now, not this step alone.
                 reads = any(self._catches_up(name) for name in record.seconds.drafters)
                 longest = min(self._longest, self._step_seconds) if reads else self._longest
                 window.took += min(seconds, longest)
@@ -249,7 +249,7 @@ class Learner:
     def _score(
         self, batch: list[Scheduled], whole: Draft, chosen: Mapping[str, ChosenDraft]
     ) -> None:
-        """Score drafts; single nodes also where they were not verified."""
+        """Score drafts, whose nodes are scored even if they were not verified."""
         places: Iterable[int] = range(len(batch))
         most, first = self._tuning.scored_sequences, 0
         if len(batch) > most:
@@ -287,12 +287,12 @@ class Learner:
         survival.observe(name, workload, stream.id, asked, accepted)
         survival.observe_size(name, workload, sizes(parents), asked, method.nodes(1))
         narrow = method.drafters[0]
-        if narrow != name and not method.otherwise:  # whose chain is what the first children are
+        if narrow != name and not method.otherwise:  # its chain is the first children
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
     def _cast(self, sequences: Sequence[SequenceState], chosen: Mapping[str, ChosenDraft]) -> None:
-        """Let methods that are not in use draft behind some sequences; all take turns."""
+        """Let methods that are not in use draft after some sequences; all take turns."""
         followed = {shadow.stream.id for shadow in self._shadows}
         survival, sure = self._survival, self._tuning.sure_tokens
         for _ in range(min(len(sequences), self._tuning.shadowed_sequences)):

@@ -12,11 +12,11 @@ from .choices import PLAIN, Choice, Knowledge, Method, StreamGroup
 
 
 class DraftOption(NamedTuple):
-    """A choice, of which a step is expected to emit ``tokens`` by ``rows``.
+    """A choice, with which a step is expected to emit ``tokens`` from ``rows`` per sequence.
 
-    ``verified`` are the seconds of its rows if the sequence is alone. ``passes`` say how often
-    there is one at each depth, ``reading`` the seconds for each token to come in which drafters
-    read what they have missed.
+    ``verified`` are the seconds of its rows if the sequence is alone. ``passes`` are the expected
+    drafting passes at each depth; ``reading`` is the time that drafters take to read missed tokens,
+    in seconds per token to come.
     """
 
     choice: Choice
@@ -34,9 +34,9 @@ METHOD_OF = attrgetter("choice.method")
 class Outlook:
     """The expected speed of a batch of groups under any choices.
 
-    A group has ``counts`` sequences; all have ``context`` tokens. ``unread`` are, by group and
-    drafter, the tokens missed for each token to come, added up over its sequences. Methods that
-    are ``barred`` draft only where requests fix them.
+    A group has ``counts`` sequences; all groups together have ``context`` tokens. ``unread`` are,
+    by group and drafter, the missed tokens per token to come, summed over the group's sequences.
+    Methods that are ``barred`` draft only where requests fix them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Outlook:
         alone = self._seconds(1)
         self._nothing = DraftOption(PLAIN, verified=alone, longer=self._costs.step(PLAIN.method))
         self.fastest: dict[str, float] = {}
-        """Tokens per second at the best depth where all draft by one method, once compared."""
+        """Tokens per second by method if all draft with it at its best depth; set by ``best``."""
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -94,8 +94,8 @@ class Outlook:
     def _verified(self, method: Method, fill: Sequence[float]) -> list[float]:
         """Return the seconds of verifying a lone sequence's drafts of 0, 1, ... tokens.
 
-        Chains that end early are cheap and whole ones are not: where the costs of rows bend, that
-        is more than a chain of the mean length takes. Trees are taken to have their mean nodes.
+        For chains it is the mean over their lengths: where the costs of rows bend, that is more
+        than the cost of the mean length. Trees are taken to have their mean number of nodes.
         """
         if self._sequences > 1:
             return [0.0] * (len(fill) + 1)
@@ -161,13 +161,13 @@ class Outlook:
         return min(judged, default=0.0)
 
     def best(self) -> tuple[float, dict[StreamGroup, DraftOption]]:
-        """Return the best choices that were found: one for all, then group by group."""
+        """Return the best choices found: first one choice for all groups, then group by group."""
         groups = list(self.options)
         if len(groups) == 1:
             return self._best_of_one(groups[0])
         widest = max(groups, key=lambda group: len(self.options[group]))
         speed, choices = 0.0, self.plain()
-        for group in (None, *groups):  # the first stands for all
+        for group in (None, *groups):  # None stands for all groups
             for name, depths in groupby(self.options[group or widest], key=METHOD_OF):
                 before = falls = 0.0
                 for option in depths:
@@ -188,7 +188,7 @@ class Outlook:
         return speed, choices
 
     def _note(self, method: str, speed: float) -> None:
-        """Take in the speed where all draft by a method, at some depth."""
+        """Take in the speed if all draft with a method at some depth."""
         self.fastest[method] = max(speed, self.fastest.get(method, 0.0))
 
     def _best_of_one(self, group: StreamGroup) -> tuple[float, dict[StreamGroup, DraftOption]]:

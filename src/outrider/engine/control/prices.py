@@ -1,4 +1,4 @@
-"""Prices: the chances of acceptance from which a drafter's pass, and a row of the target, pay."""
+"""Prices: the acceptance probabilities above which a drafter's pass, and a target row, pay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...native.rates import DEPTHS, MARGINS, RANKS
 from .choices import Choice, Knowledge
 from .trials import Review
 
-ABOVE_ALL_CHANCES = 1.1  # stands for a chance that no node has
+ABOVE_ALL_CHANCES = 1.1  # a probability that no node has
 
 
 class Prices:
@@ -27,16 +27,16 @@ class Prices:
         self._enough: dict[tuple[Choice, str], float] = {}
 
     def renew(self, review: Review) -> None:
-        """Reckon with another review."""
+        """Use the figures of another review."""
         self._review = review
         self._tables.clear()
         self._enough.clear()
 
     def least(self, choice: Choice, workload: str, sequences: int) -> float:
-        """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
+        """Return the acceptance probability above which a node is worth another drafter's pass.
 
         The pass must bring what the batch emits while it runs, see ``least_chance``. A row has the
-        mean price of those that whole drafts have, since which of them it will be is not known.
+        mean price of a whole draft's rows, since it is not known which of them it will be.
         """
         method, context = self._methods[choice.method], self._review.context
         passed = method.seconds(self._costs, [sequences] * 2)
@@ -49,9 +49,9 @@ class Prices:
         return min(self._tuning.sure_chance, least_chance(children, price, value * row / rows))
 
     def enough(self, choice: Choice, workload: str) -> float:
-        """Return the accepted tokens from which a draft that costs nothing is better than a choice.
+        """Return the accepted tokens above which a free draft is better than a choice.
 
-        Both are for one sequence alone, and as many rows are verified.
+        Both are for one sequence alone, with equally many rows to verify.
         """
         key = choice, workload
         enough = self._enough.get(key)
@@ -67,12 +67,12 @@ class Prices:
         return enough
 
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
-        """Return the chance of acceptance from which a node is worth its row in the target.
+        """Return the acceptance probability above which a node is worth its row in the target.
 
         A row must bring what the batch emits while it runs, at the best speed that cutting nodes
-        reaches, and in a batch of several ``together_price`` times that: one that ends early makes
-        the others hardly faster. ``survivals`` are their P(accepted with all before); the step has
-        ``rows`` beside them, and ``spent`` so many seconds on drafting.
+        reaches. In a batch of several it is ``together_price`` times that, since a sequence that
+        ends early hardly speeds up the others. ``survivals`` are the nodes' P(accepted with all
+        before); the step has ``rows`` other rows, and ``spent`` seconds on drafting.
         """
         order = sorted(survivals, reverse=True)
         context, fixed = self._review.context, spent + self._costs.host(sequences)
@@ -84,16 +84,16 @@ class Prices:
             speed = tokens[count] / (verify(rows + count, context) + fixed)
             if speed >= best:
                 best, most = speed, count
-        # Where all nodes stay, others like them are worth the last row, not one that nobody wants.
+        # If all nodes stay, the price is that of the last row in use, not of one beyond.
         last = rows + most + (most < len(order))
         row = dear * (verify(last, context) - verify(last - 1, context))
-        # Other drafts are cut by the same price, but these right here.
+        # The price also cuts later drafts; these are cut exactly here.
         cut = order[most] + self._tuning.tiny_chance if most < len(order) else 0.0
         least_likely_kept = order[most - 1] if most else ABOVE_ALL_CHANCES
         return min(least_likely_kept, max(cut, best * row))
 
     def survivals(self, nodes: DraftNodes, method: str, workload: str) -> list[float]:
-        """Return the chance of each node of a draft that it and all before it are accepted."""
+        """Return for each node of a draft the probability that it and all before are accepted."""
         table = self._tables.get((method, workload))
         if table is None:
             table = self._survival.rates(method, workload).table.tolist()
@@ -118,7 +118,7 @@ class Prices:
 
 
 def without(nodes: DraftNodes, survivals: Sequence[float], worth: float) -> DraftNodes:
-    """Return a draft without the nodes whose chances are below ``worth``."""
+    """Return a draft without the nodes whose survivals are below ``worth``."""
     kept = [node for node, survival in enumerate(survivals) if survival >= worth]
     most = len(kept)
     if not most or kept[-1] == most - 1:
@@ -131,12 +131,12 @@ def without(nodes: DraftNodes, survivals: Sequence[float], worth: float) -> Draf
 
 
 def least_chance(children: Sequence[tuple[float, float]], passed: float, row: float) -> float:
-    """Return the chance of a node from which a pass that drafts its child pays.
+    """Return the survival of a node above which a pass that drafts its child pays.
 
-    The child is verified where its margin makes it worth a row. Chances only fall from node to
-    node, so that looking one pass ahead is enough (optimal stopping in the monotone case: Chow,
-    Robbins and Siegmund, "Great expectations", 1971, chapter 3). ``children`` say how often a child
-    has a margin, and how likely it is accepted then; a pass and a row have prices in tokens.
+    The child is verified if its margin makes it worth a row. Survivals only fall from node to node,
+    so looking one pass ahead is enough (optimal stopping in the monotone case: Chow, Robbins and
+    Siegmund, "Great expectations", 1971, chapter 3). ``children`` has by margin how often a child
+    has it, and P(accepted) then; ``passed`` and ``row`` are the prices of a pass and a row, tokens.
     """
     often = accepted = 0.0
     least = inf

@@ -1,4 +1,4 @@
-"""The best draft length by batch size, in the words of other engines."""
+"""The best draft length by batch size, in the formats of other engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Range = tuple[int, int, int]
 """First and last batch size, and the draft length for them."""
 Lengths = list[tuple[int, int]]
 """Batch sizes that were measured, rising, and the best draft length of each."""
-WORTHWHILE_RISE = 1.05  # in speed, from which on a larger batch is worth its wait
+WORTHWHILE_RISE = 1.05  # in speed, above which a larger batch is worth its wait
 LARGEST_BATCH = 4096
 
 
@@ -32,7 +32,7 @@ def check_ranges(rows: Sequence[Range]) -> Sequence[Range]:
 def vllm(lengths: Lengths) -> list[list[int]]:
     """Return ``num_speculative_tokens_per_batch_size``: [first, last, K] of batch sizes.
 
-    Between two sizes that were measured the smaller one's length holds.
+    Between two measured sizes, the smaller one's length applies.
     """
     firsts = [1, *(size for size, _ in lengths[1:])]
     lasts = [*(first - 1 for first in firsts[1:]), LARGEST_BATCH]
@@ -48,10 +48,10 @@ def vllm(lengths: Lengths) -> list[list[int]]:
 def tensorrt(ranges: Sequence[Sequence[int]]) -> dict[int, int] | None:
     """Return TensorRT-LLM's ``draft_len_schedule``: K by batch size.
 
-    Releases read a key as the first or as the last batch size of its range, and older ones want
-    the key 1: so both ends of a range are there, but for the last one where it drafts nothing.
-    Either reading then gives the same, up to the last batch size. ``ranges`` are those of ``vllm``.
-    None if a later K is longer than the first one, which is the longest that the engine takes.
+    Some releases read a key as the first batch size of its range, others as the last, and older
+    ones require the key 1. So both ends of a range are given, except the end of a last range that
+    drafts nothing; both readings then agree. ``ranges`` are those of ``vllm``. Returns None if a
+    later K is longer than the first one, which is the longest that the engine takes.
     """
     if any(length > ranges[0][2] for _, _, length in ranges):
         return None
@@ -68,8 +68,8 @@ def tensorrt(ranges: Sequence[Sequence[int]]) -> dict[int, int] | None:
 def sglang(tiers: Sequence[tuple[int, list[int]]]) -> dict[str, Any] | None:
     """Return SGLang's adaptive flags for an EAGLE head; None where nothing is drafted.
 
-    ``tiers`` are, by rising batch size, the lengths among which the engine follows acceptance.
-    ``speculative_adaptive_config`` is what the file of that flag holds.
+    ``tiers`` are, by rising batch size, the lengths among which the engine adapts to acceptance.
+    ``speculative_adaptive_config`` is the content of that flag's file.
     """
     first = next((max(steps) for _, steps in tiers if any(steps)), 0)
     if not first:
@@ -87,7 +87,7 @@ def sglang(tiers: Sequence[tuple[int, list[int]]]) -> dict[str, Any] | None:
 
 
 def limit(points: Sequence[tuple[int, float, float]], max_tpot: float | None = None) -> int | None:
-    """Return the batch size beyond which nothing is won; None where all win.
+    """Return the batch size beyond which a larger one brings nothing; None if each brings more.
 
     ``points`` have a batch size, tokens per second, and seconds that a sequence waits for a token.
     ``max_tpot`` is the longest such wait; the smallest batch counts even where it is longer.

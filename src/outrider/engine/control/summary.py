@@ -4,16 +4,16 @@ from typing import Any
 
 from .controller import Controller
 
-SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows whose cost is told
-SHOWN_DEPTH = 4  # tokens of the draft whose cost is told, at most
+SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows whose cost is shown
+SHOWN_DEPTH = 4  # most tokens of the draft whose cost is shown
 
 
 def summary(controller: Controller) -> dict[str, Any]:
     """Return choices, expected tokens per second, survival, milliseconds and pauses, as JSON.
 
-    ``choices`` are those of the last review; ``drafters`` of one are empty for plain decoding. The
-    cost of a draft is that of one sequence. ``pauses`` are steps, by the least batch size that they
-    are for. No name of a workload is told, since it has the ``cache_salt`` of requests.
+    ``choices`` are those of the last review; their ``drafters`` are empty for plain decoding. The
+    cost of a draft is that of one sequence. ``pauses`` are steps, by the smallest batch size that
+    they are for. Workloads are not named, since their names contain requests' ``cache_salt``.
     """
     methods, costs = controller.methods, controller.costs
     return {

@@ -18,7 +18,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LEAST_CHANCE = 1e-3
-"""Chances are held as far from 0 and 1, so that their odds are finite."""
+"""Probabilities are kept this far from 0 and 1, so that their odds are finite."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
 MARGIN_SHARES = (0.2, 0.25, 0.2, 0.35)
@@ -35,7 +35,7 @@ class _Tally:
     def observe(
         self, decay: float, accepted: float, judged: float, newer: float | None = None
     ) -> None:
-        """Take in so many at once; older ones lose weight by ``newer``, ``judged`` unless given."""
+        """Add counts; older ones decay by ``newer`` observations, ``judged`` unless given."""
         kept = decay ** (judged if newer is None else newer)
         self.accepted = self.accepted * kept + accepted
         self.judged = self.judged * kept + judged
@@ -48,12 +48,12 @@ class _Tally:
 class _Beliefs:
     """The tallies of one method in one workload.
 
-    ``depths`` count tokens as refused that were never drafted though they might have been;
-    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
-    ``margins`` are first children by bin, older ones weighing less; ``filled`` counts nodes that
-    were drafted, and that might have been, by depth. What is new waits in ``outcomes``, by
-    (accepted, judged) tokens of a draft, in ``seen``, by (depth, rank, bin, accepted) of a node,
-    and in ``drafted`` of ``asked`` nodes by depth until it is counted.
+    ``depths`` counts tokens that were asked for but not drafted as refused; ``nodes``, by (depth,
+    rank, bin), counts only drafted ones, and at depth 0 those of all depths. ``margins`` are first
+    children by bin, older ones weighing less; ``filled`` counts drafted nodes out of those asked
+    for, by depth. New observations wait to be counted: in ``outcomes`` by (accepted, judged) tokens
+    of a draft, in ``seen`` by (depth, rank, bin, accepted) of a node, and in ``drafted`` and
+    ``asked``, nodes by depth.
     """
 
     overall: _Tally = field(default_factory=_Tally)
@@ -97,9 +97,9 @@ class _Beliefs:
 
 @dataclass(slots=True)
 class _Own:
-    """Drafts of one sequence: accepted and judged tokens, and how many should have been accepted.
+    """Drafts of one sequence: tokens accepted, expected to be accepted, and judged.
 
-    That was expected when they were judged: what its workload does now says nothing of them.
+    ``expected`` is what was expected when they were judged, not by the workload's present rates.
     """
 
     drafts: float = 0.0
@@ -111,10 +111,10 @@ class _Own:
 class Survival:
     """Counts accepted and refused tokens by method (see ``choices.Method``), workload and depth.
 
-    Estimates with few observations lean on more general ones: a depth on its method in this
-    workload, that on the method in all, that on the ``priors``. Observations lose weight, so
-    estimates follow drift. ``wider`` tells, by method that drafts all that another drafts and more,
-    that other one, and the share of its refused tokens for which the rest is right.
+    Estimates with few observations shrink towards more general ones: a depth's towards its method
+    in this workload, that towards the method in all, that towards the ``priors``. Observations
+    decay, so estimates follow drift. ``wider`` has, by method that drafts all of a narrower one's
+    and more, the narrower one and the share of its refused tokens for which the rest is right.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Survival:
         return prior if tally is None else tally.shrunk(prior, self._tuning.prior_weight)
 
     def count(self) -> None:
-        """Count what was observed since the last time; estimates rest on what is counted."""
+        """Count the observations since the last call; estimates use only counted ones."""
         self._known.clear()
         self._by_margin.clear()
         self._filled.clear()
@@ -184,7 +184,7 @@ class Survival:
     def rates(self, method: str, workload: str) -> Rates:
         """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
 
-        A depth leans on all depths together, and these on what is guessed of trees.
+        A depth's rates shrink towards those of all depths, and these towards the guess for trees.
         """
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
@@ -198,7 +198,7 @@ class Survival:
         return Rates(np.array(whole, np.float32).reshape(DEPTHS, RANKS, BINS))
 
     def children(self, method: str, workload: str) -> list[tuple[float, float]]:
-        """Return how often a node's first child has a margin, and P(accepted) then, by bin."""
+        """Return by bin of margins how often a node's first child has it, and P(accepted) then."""
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
             return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(MARGIN_SHARES)]
@@ -259,9 +259,9 @@ class Survival:
         accepted: int,
         judged: int | None = None,
     ) -> None:
-        """Take in a draft that might have been ``asked`` tokens deep; the first were ``accepted``.
+        """Take in a draft of at most ``asked`` tokens, of which the first were ``accepted``.
 
-        ``judged`` are the depths of which that is known; all that matter unless given.
+        ``judged`` is the number of depths whose fate is known; by default up to the first refused.
         """
         if judged is None:
             judged = min(accepted + 1, asked)
@@ -285,7 +285,7 @@ class Survival:
     def observe_size(
         self, method: str, workload: str, sizes: Sequence[int], asked: int, width: int
     ) -> None:
-        """Take in a draft of ``sizes`` nodes by depth, of ``width`` that were asked at each."""
+        """Take in a draft's ``sizes`` by depth, where ``width`` nodes were asked for at each."""
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, self._tuning.max_workloads)
         for depth in range(min(asked, DEPTHS)):
             beliefs.asked[depth] += width
@@ -306,7 +306,7 @@ class Survival:
             self._own.pop((method, sequence), None)
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Return by method the expected rates by depth in the workload that was judged most."""
+        """Return by method the expected rates by depth in the workload with most judged tokens."""
         most: dict[str, tuple[float, str]] = {}
         for (method, workload), beliefs in self._workloads.items():
             most[method] = max(most.get(method, (0.0, "")), (beliefs.overall.judged, workload))
@@ -321,7 +321,7 @@ class Survival:
 
 
 def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
-    """Return the entry of ``key``, a new one if there is none; the oldest goes where full."""
+    """Return the entry of ``key``, a new one if needed; beyond ``most`` the oldest is dropped."""
     entry = table.get(key)
     if entry is None:
         entry = table[key] = make()

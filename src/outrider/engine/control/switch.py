@@ -16,8 +16,8 @@ from .tuning import USUAL, Tuning
 class SpeculationState:
     """The switch: on or off, the default drafter, and the draft length.
 
-    The engine chooses the length where it is None, and up to it for ``auto``, which also has the
-    drafter chosen at each step. Another drafter with a length is obeyed.
+    If the length is None, the engine chooses it. For ``auto`` the length is a limit, and the engine
+    chooses drafter and length at each step. For another drafter the length is fixed.
     """
 
     enabled: bool
@@ -26,11 +26,11 @@ class SpeculationState:
 
 
 class Menu:
-    """The wishes of the switch and of requests, among the drafters that have not failed.
+    """What the switch and requests ask for, among the drafters that have not failed.
 
-    Drafts of ``together`` may be merged. ``auto`` chooses among the ``portfolio`` and the
-    prediction of a request, the engine among ``methods``, None if it chooses nothing. With
-    ``chains`` no trees are drafted.
+    Drafts of ``together`` may be merged. ``auto`` chooses among the ``portfolio`` and a request's
+    prediction. The engine chooses among ``methods``; None if it chooses nothing. With ``chains`` no
+    trees are drafted.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Menu:
         """The names that a request or the switch may call for."""
         self.portfolio = (*portfolio, PREDICTION)
         self.switched_off: dict[str, str] = {}  # drafters that failed, and why
-        self.enabled = True  # a default of none is shown as off, and stops no other drafter
+        self.enabled = True  # the default ``none`` shows as off, but requests may still draft
         self.version = 0  # changes with what is asked for
         self._methods, self._chains, self._most = methods or {}, chains, tuning.max_freedoms
         self.refresh()
@@ -73,7 +73,7 @@ class Menu:
         self.refresh()
 
     def check(self, wishes: Speculation) -> None:
-        """Raise ConfigError for a request for a drafter or a length that there is not."""
+        """Raise ConfigError if a request names an unknown drafter or too great a length."""
         self._name(wishes)
         wanted = wishes.num_speculative_tokens or 0
         if wanted > self.max_depth:
@@ -83,7 +83,7 @@ class Menu:
             )
 
     def _name(self, wishes: Speculation) -> str:
-        """Return the name of the drafter of a request; ConfigError if there is none of it."""
+        """Return the name of the drafter of a request; ConfigError if it is unknown."""
         if wishes.drafter is not None:
             check_known(wishes.drafter, self.names)
             return wishes.drafter
@@ -125,7 +125,7 @@ class Menu:
         return Freedom(tuple(allowed), max_depth)
 
     def fixed(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
-        """Return who drafts for a sequence and how far, where the engine does not choose."""
+        """Return the drafter of a sequence and its budget, where the engine does not choose."""
         return self._fixed(sequence.request.speculation) if sequence.has_wishes else self._usual
 
     def _fixed(self, wishes: Speculation) -> tuple[str, DraftBudget]:
@@ -142,19 +142,19 @@ class Menu:
 
 
 def parts(name: str) -> list[str]:
-    """Return the drafters in the name of several together."""
+    """Return the drafters in a name that joins several."""
     return name.split(TOGETHER)
 
 
 def check_known(name: str, names: Collection[str]) -> None:
-    """Raise ConfigError for the name of a drafter that is none of ``names``."""
+    """Raise ConfigError if a drafter's name is not among ``names``."""
     if name not in names:
         known = ", ".join(sorted(names))
         raise ConfigError(f"there is no drafter {shown(name)} here; give one of {known}.")
 
 
 def check_choice(state: SpeculationState, names: Collection[str], max_depth: int) -> None:
-    """Raise ConfigError for a default that there is not, or a length beyond ``max_depth``."""
+    """Raise ConfigError for an unknown default, or a length that is not 1 to ``max_depth``."""
     check_known(state.drafter, names)
     length = state.num_speculative_tokens
     if length is not None and not 1 <= length <= max_depth:

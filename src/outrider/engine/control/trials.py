@@ -12,9 +12,9 @@ from .choices import PLAIN, Choice, Knowledge, Stream
 class Review(NamedTuple):
     """The figures that the last comparison of choices expects of the batch.
 
-    ``plain_seconds`` are those of a plain step, ``step_seconds`` those of the choices. ``missed``
-    tokens are what drafters have not read, by sequence and drafter. ``fastest`` are the tokens per
-    second at the best depth where all draft by one method, unless it is ``barred``.
+    ``plain_seconds`` are those of a plain step, ``step_seconds`` those of a step with the choices.
+    ``missed`` are the tokens that drafters have not read, by sequence and drafter. ``fastest`` are
+    the tokens per second if all draft with one method at its best depth, unless it is ``barred``.
     """
 
     context: int = 0
@@ -30,9 +30,9 @@ class Review(NamedTuple):
 class Trial(NamedTuple):
     """A choice that a step tries, for the sequences with these ids, or for all if there are none.
 
-    ``price`` are the seconds that are expected to be lost, beside ``reading``, in which drafters
-    read what they have missed. A ``first`` trial need not wait for them. A method that is not
-    ``hopeful`` would be slower than the present choice even if it were underrated.
+    ``price`` are the seconds that it is expected to lose, without ``reading``, those in which
+    drafters read missed tokens. A ``first`` trial does not wait until they are saved up. A method
+    that is not ``hopeful`` would be slower than the present choice even if it were underrated.
     """
 
     choice: Choice
@@ -44,12 +44,12 @@ class Trial(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The seconds that are expected to be lost, with reading."""
+        """The seconds that it is expected to lose, with reading."""
         return self.price + self.reading
 
 
 class Trials:
-    """Plans trials of plain steps where drafts are used, and of methods that nobody uses."""
+    """Plans trials of plain steps where drafts are used, and of unused methods."""
 
     def __init__(self, known: Knowledge, shadowed: frozenset[str]) -> None:
         self._costs, self._survival, self._methods, self._tuning = known
@@ -69,8 +69,8 @@ class Trials:
             for name, method in known.methods.items()
             if method.drafters == (name,) and method.width == 1 and name not in shadowed
         }
-        """By drafter, the trials left that make it known. For a sequence alone their reading costs
-        nothing, and they need not wait."""
+        """By drafter, the trials left until it is known. For a lone sequence they need not wait,
+        and their reading is not charged."""
         self.ready = False  # True if a drafter has become known since the last plan
 
     def _saved(self, streams: int, steps: int = 0) -> float:
@@ -80,9 +80,9 @@ class Trials:
         return share * (self.seconds + steps * self.review.step_seconds) - self.explored
 
     def due(self, streams: int, first: bool = False) -> bool:
-        """Return True if a trial is planned, and its price was saved up since the last one.
+        """Return True if a trial is planned, and its cost was saved up since the last one.
 
-        With ``first`` only one that makes a drafter known counts.
+        With ``first`` only a first trial counts, one that makes a drafter known.
         """
         trial = self._planned
         if trial is None or (first and not trial.first):
@@ -95,19 +95,19 @@ class Trials:
     def _following(self, trial: Trial, streams: int) -> int:
         """Return how many steps follow the first one of a trial.
 
-        In that one drafters read what they have missed, and neither weights nor code are in a
-        cache, so it tells no costs. Of several streams many would pay for more.
+        In the first one drafters read missed tokens, and their weights and code are not in the
+        CPU's caches, so it tells no costs. With several streams more steps would cost too much.
         """
         return self._tuning.trial_steps - 1 if streams == 1 and trial.ids else 0
 
     def plan(
         self, step: int, streams: Sequence[Stream], choices: Sequence[Choice], review_steps: int
     ) -> None:
-        """Plan the trial of what was not tried for longest, if time can be saved up for one soon.
+        """Plan a trial of the choice not tried for longest, if time can be saved up for it soon.
 
-        If its method is not known yet, that is the trial that teaches most for its price, as long
-        as the time for it can be saved up in ``patience_steps``. First trials go before others.
-        Methods without hope wait for ``hopeless_steps``, and those that are ``barred`` for longer.
+        If its method is not known yet, it is the trial that is cheapest per sequence among those
+        for which time can be saved up in ``patience_steps``. First trials go before others.
+        Methods without hope wait for ``hopeless_steps``; those that are ``barred`` are not tried.
         """
         self._planned, self.ready, self._left = None, False, 0
         rests = self._saved(len(streams), review_steps) < self._rested
@@ -134,7 +134,7 @@ class Trials:
         self._planned = least
 
     def start(self, step: int, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Return the choices of a step that tries what is planned."""
+        """Return the choices of a step that runs the planned trial."""
         trial = self._planned
         assert trial is not None
         ids, name = trial.ids, trial.choice.method
@@ -164,9 +164,9 @@ class Trials:
         return choices
 
     def observe(self, seconds: float, tokens: int) -> None:
-        """Take in what a step took in which something was tried, and how many tokens it gave.
+        """Take in the seconds and tokens of a step, if it was one of a trial.
 
-        What it lost by that is paid for in the place of what was expected.
+        The time that it lost replaces the expected price in what trials have cost.
         """
         if self.now is not None:
             lost = seconds - self.now.reading - tokens / self.review.tokens_per_second
@@ -176,9 +176,9 @@ class Trials:
     def _trials(
         self, step: int, streams: Sequence[Stream], choices: Sequence[Choice]
     ) -> list[Trial]:
-        """Return the trials that there may be.
+        """Return the possible trials.
 
-        One costs the seconds beyond the usual step, and those for the tokens that it brings less.
+        A trial costs the seconds beyond the usual step, and those for tokens that it loses.
         """
         review, tuning = self.review, self._tuning
         trials: list[Trial] = []
@@ -217,8 +217,8 @@ class Trials:
     ) -> Iterator[tuple[list[int], float]]:
         """Yield the places of sequences that may try a choice, and the seconds to catch up.
 
-        The first are a few sequences, in turn or those whose drafters have missed least. If the
-        method is not known yet, all sequences follow, since they share a drafter's passes.
+        First a few sequences, those whose drafters have missed least, in turn among equals. If the
+        method is not known yet, then all sequences, since they share a drafter's passes.
         """
         drafters, unread = self._methods[choice.method].drafters, self.review.missed
         missed = {
@@ -235,7 +235,7 @@ class Trials:
             yield places, sum(missed.values())
 
     def _hopeful(self, method: str, stream: Stream) -> bool:
-        """Return whether a method would be faster than what is used if it were underrated."""
+        """Return whether a method, if it were underrated, would be faster than what is used."""
         review, tuning = self.review, self._tuning
         doubt = tuning.doubted(self._survival.judged(method, stream.workload))
         return review.fastest.get(method, inf) * (1 + doubt) >= review.tokens_per_second
@@ -246,7 +246,7 @@ class Trials:
         return judged >= self._tuning.sure_tokens
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
-        """Return methods that nobody uses, or a longer draft, until its rows were measured."""
+        """Return unused methods, or a longer draft of a used one until its rows are measured."""
         methods, tuning = self._methods, self._tuning
         most = {name: min(methods[name].max_depth, stream.max_depth) for name in stream.methods}
         used = {choice.method for choice in choices}
@@ -268,7 +268,7 @@ class Trials:
         return [Choice(name, min(tuning.trial_depth, most[name])) for name in sorted(unused)]
 
     def _promises(self, method: str, stream: Stream, most: int) -> bool:
-        """Return whether only what is believed of costs can keep a method with shadows unused."""
+        """Return whether a shadowed method is so often right that only its costs keep it unused."""
         curve = self._survival.curve(method, stream.workload, min(self._tuning.trial_depth, most))
         known = self._survival.judged(method, stream.workload) >= self._tuning.renewing_tokens
         return known and 1 + sum(curve) > self._tuning.promised_gain

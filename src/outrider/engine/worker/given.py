@@ -1,4 +1,4 @@
-"""Sorts the options of ``LLM`` by what they are for."""
+"""Sorts the options of ``LLM`` by the part that they configure."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

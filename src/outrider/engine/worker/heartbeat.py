@@ -13,7 +13,7 @@ SILENT_SECONDS = 30  # a beat needs the GIL for microseconds; no busy engine hol
 WORK_SECONDS = 600  # a step or a command may always take that long: large models on slow disks do
 WORK_FACTOR = 20  # a step may take that many times as long as the longest one before it
 WARN_SHARE = 0.5
-"""The share of a limit from which on the frontend complains; at the limit it kills the worker."""
+"""Share of a limit at which the frontend warns; at the limit it kills the worker."""
 
 
 class Pulse:
@@ -35,7 +35,7 @@ class Pulse:
 class Watch:
     """Tells a hung worker from a busy one by ticks, one for each second that the frontend runs.
 
-    So a suspended machine or a paused container adds nothing.
+    So the time of a suspended machine or a paused container does not count.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self._silent = self._step = self._command = 0
 
     def hear(self, beat: Beat) -> None:
-        """Take a beat into account: new work starts its count again."""
+        """Take in a beat; a new step or command restarts its count."""
         last = self._beat or Beat()
         self._step = self._step if beat.step == last.step else 0
         self._command = self._command if beat.command == last.command else 0

@@ -11,7 +11,7 @@ from ..control.switch import SpeculationState
 from .messages import WorkerSpec
 
 TRIAL_SECONDS = 60.0
-"""A drafter is given up where the engine dies within that time of beginning to draft with it."""
+"""A loaded drafter is given up if the engine dies within this time of starting to use it."""
 
 
 class Drafting(NamedTuple):
@@ -22,7 +22,7 @@ class Drafting(NamedTuple):
 
 
 class Loads:
-    """The load that is under way, and the way back from the last one."""
+    """The load that is under way, and what to fall back to after the last one."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Future[OutriderError | None] | None = None
@@ -35,7 +35,7 @@ class Loads:
         return self._under_way is not None
 
     def begin(self) -> None:
-        """Begin a load. Raises ConfigError: another one is under way."""
+        """Begin a load. Raises ConfigError if another one is under way."""
         if self._under_way is not None:
             raise ConfigError("a drafter is being loaded; load another one afterwards.")
         self._under_way = asyncio.get_running_loop().create_future()
@@ -51,18 +51,18 @@ class Loads:
             self._under_way = None
 
     def replaced(self, before: Drafting) -> None:
-        """Take in that an engine drafts with what was loaded, and what there was before."""
+        """Record that an engine uses the loaded drafter, and ``before`` to fall back to."""
         self._before = before
         self.started()
 
     def started(self) -> None:
-        """Take in that an engine is ready."""
+        """Record that an engine is ready."""
         self._since = time.monotonic()
 
     def way_back(self, *, ready: bool) -> Drafting | None:
-        """Return what to draft with again after an engine has died, once.
+        """Return what to fall back to after an engine died; each load has it only once.
 
-        None where nothing was loaded, or the engine had been ``ready`` for longer than the trial.
+        None if nothing was loaded, or if the engine had been ``ready`` for longer than the trial.
         """
         if ready and time.monotonic() - self._since >= TRIAL_SECONDS:
             return None

@@ -30,7 +30,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a checkpoint for the frontend, free of torch; ``drafter`` is the default one."""
+    """Facts on a checkpoint for the frontend, without torch types; ``drafter`` is the default."""
 
     folder: Path
     config: EngineConfig
@@ -48,7 +48,7 @@ class Abort(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Command: draft by another checkpoint."""
+    """Command: draft with another checkpoint."""
 
     drafter: Path
 
@@ -69,7 +69,7 @@ class Beat(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """The load of the engine, and its counts since the start of its process, the ``generation``."""
+    """The engine's load, and its counts since its process, number ``generation``, started."""
 
     running: int = 0
     waiting: int = 0
@@ -95,7 +95,7 @@ class Ready(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The answer to ``Load``: the engine that drafts so, or why the one before goes on."""
+    """The answer to ``Load``: the new engine, or why the old one was kept."""
 
     drafter: Path
     result: Ready | OutriderError
@@ -109,7 +109,7 @@ class Stepped(NamedTuple):
 
 
 class Beliefs(NamedTuple):
-    """The beliefs of the engine's controller, see ``beliefs.summary``."""
+    """The beliefs of the engine's controller, see ``control.summary``."""
 
     summary: dict[str, Any]
 

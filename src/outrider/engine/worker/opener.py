@@ -1,4 +1,4 @@
-"""Opens what is loaded later: a drafter for the target of a worker."""
+"""Opens drafters that are loaded later, for the target of a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("outrider")
 
 
 class Opener:
-    """Reads drafters' checkpoints; ``folders`` are those of the present ones."""
+    """Reads drafters' checkpoints; ``folders`` are those of the drafters in use."""
 
     def __init__(self, spec: WorkerSpec, setup: EngineSetup) -> None:
         self._spec, self._codec = spec, setup.codec
@@ -27,15 +27,15 @@ class Opener:
         spec = self._spec
         try:
             setup = set_up(spec.model, spec.drafter, spec.options, drafter)
-            # The tokenizer of the first one may have been built.
+            # Keep the first setup's codec, whose tokenizer may be built already.
             return opened(replace(setup, codec=self._codec), engine)
         except Exception as error:
             return as_refusal(error)
 
 
 def as_refusal(error: Exception) -> OutriderError:
-    """Return why a drafter cannot be loaded, as an error for whoever wants it."""
+    """Return why a drafter cannot be loaded, as an error for the caller of the load."""
     if isinstance(error, OutriderError):
-        return error.with_traceback(None)  # which would hold its frames, and they weights
+        return error.with_traceback(None)  # whose frames would hold weights
     logger.error("a drafter cannot be loaded", exc_info=error)
     return ModelError(f"the drafter cannot be loaded: {shown(error)}.")

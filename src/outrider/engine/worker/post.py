@@ -35,7 +35,7 @@ class Post:
         self._waiting: list[Callable[[], object]] = []
 
     def facts(self) -> Facts:
-        """Wait for the facts of a checkpoint; OutriderError if there are none, or no worker."""
+        """Wait for a checkpoint's facts; OutriderError if it cannot be read or the worker ended."""
         return self._facts.result()
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""The worker as the frontend holds it: a process, and a thread for each direction of its pipe."""
+"""The worker as the frontend sees it: a process, and a thread for each direction of its pipe."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ END_SECONDS = 5.0  # a process whose pipe is closed ends by itself within that t
 
 
 class Outbox:
-    """Commands on their way to the worker, one for each key; putting one in never blocks.
+    """Unsent commands to the worker, one for each key; putting one in never blocks.
 
-    A newer one replaces it while it is unsent, so that the box is no larger than what is under way.
+    A newer command replaces the unsent one of its key, which bounds the size of the box.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class Outbox:
 def refuse_unguarded() -> None:
     """Refuse to start a worker while a spawned process imports the program's main module.
 
-    Such a worker exits with ``UNGUARDED``, and its frontend reports the error; a process that was
-    spawned in another way gets a WorkerError.
+    If that process is a worker, it exits with ``UNGUARDED`` and its frontend reports the error; in
+    any other spawned process a WorkerError is raised.
     """
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):  # multiprocessing's own test
@@ -89,18 +89,18 @@ def unguarded() -> WorkerError:
 
 
 def run(link: Connection) -> None:
-    """Run a worker in this new process, once it has imported all and been told what to load."""
+    """Run a worker in this new process, after its imports and once it knows what to load."""
     from .worker import run_worker
 
     try:
         spec, generation = pickle.loads(link.recv_bytes())
-    except (EOFError, OSError):  # nobody wanted it
+    except (EOFError, OSError):  # the frontend did not need it
         return
     run_worker(link, spec, generation)
 
 
 def begin() -> tuple[SpawnProcess, Connection]:
-    """Return a new worker, which imports its modules, and this end of its pipe."""
+    """Start a worker, which imports its modules; return it and this end of its pipe."""
     context = multiprocessing.get_context("spawn")
     link, its = context.Pipe()
     process = context.Process(target=run, args=(its,), name=NAME, daemon=True)
@@ -116,18 +116,18 @@ def begin() -> tuple[SpawnProcess, Connection]:
 
 
 _early: list[tuple[SpawnProcess, Connection]] = []
-"""A worker that was begun before anyone knew what it is to load."""
+"""A worker that was started before it is known what it will load."""
 
 
 @contextmanager
 def early_worker() -> Iterator[None]:
-    """Begin a worker for the first ``WorkerProcess`` inside, so that both processes import at once.
+    """Start a worker for the first ``WorkerProcess`` inside, so that both processes import at once.
 
-    It is killed if there is none. Where it cannot be begun, that one says why.
+    It is killed if nothing uses it. If it cannot start, that ``WorkerProcess`` reports why.
     """
     main = sys.modules["__main__"]
     if Path(getattr(main, "__file__", None) or "").name == "outrider":
-        main.__file__ = None  # the command's script, which a worker needs not import
+        main.__file__ = None  # the command's script, which a worker need not import
     with suppress(OSError):
         _early.append(begin())
     try:
@@ -141,7 +141,7 @@ def early_worker() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl+C, and for good in a process that starts meanwhile: the frontend ends that."""
+    """Delay Ctrl+C; processes started inside block it for good, since the frontend ends them."""
     resource_tracker.ensure_running()  # its start would let signals through again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
     late: list[int] = []
@@ -160,10 +160,10 @@ def uninterrupted() -> Iterator[None]:
 
 
 class WorkerProcess:
-    """One life of a worker, after ``generation`` others. No method blocks.
+    """One worker process, after ``generation`` earlier ones. No method blocks.
 
-    In a thread, ``take`` gets every message, and ``ended`` the exit code when the process is gone.
-    Raises OSError where the system is out of processes, threads, files or memory.
+    A thread calls ``take`` with every message, and ``ended`` with the exit code when the process
+    has ended. Raises OSError if the system is out of processes, threads, files or memory.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class WorkerProcess:
         self.withdraw = self._outbox.withdraw
         told = pickle.dumps((spec, generation), pickle.HIGHEST_PROTOCOL)
         self._process, self._link = _early.pop() if _early else begin()
-        self.kill = self._process.kill  # at once, also one that is stopped
-        with suppress(OSError):  # it is dead already, which the reading thread finds
+        self.kill = self._process.kill  # works at once, even on a stopped process
+        with suppress(OSError):  # it is dead already, and the reading thread will notice
             self._link.send_bytes(told)
         self._writer = threading.Thread(target=self._write, name="outrider-commands", daemon=True)
         reader = threading.Thread(target=self._read, name="outrider-events", daemon=True)
@@ -191,7 +191,7 @@ class WorkerProcess:
             self._outbox.close()
             self._link.close()
             raise OSError(f"no thread can be started ({error})") from error
-        # The worker ignores the SIGTERM that multiprocessing sends at exit, and is waited for.
+        # At exit multiprocessing sends SIGTERM, which the worker ignores, and waits for it.
         atexit.register(self.kill)
 
     def send(self, command: Command, key: object) -> None:
@@ -203,11 +203,11 @@ class WorkerProcess:
         try:
             while (data := self._outbox.get()) is not None:
                 self._link.send_bytes(data)
-        except OSError:  # the worker is dead, and the reading thread meets that too
+        except OSError:  # the worker is dead, and the reading thread will notice
             return
 
     def _read(self) -> None:
-        """Hand on every message, then the end."""
+        """Deliver every message, then the exit code."""
         try:
             while True:
                 self._take(self, pickle.loads(self._link.recv_bytes()))

@@ -1,17 +1,17 @@
-"""The rule for when a worker that died is started again, and when that is given up."""
+"""Decides when a dead worker is restarted, and when to give up."""
 
 import time
 from collections import deque
 
 IDLE_DEATHS, WITHIN_SECONDS = 3, 60.0
-"""After ``IDLE_DEATHS`` deaths without a request within that time no worker is started again."""
+"""After ``IDLE_DEATHS`` deaths without a request within this time, no worker is restarted."""
 MOST_DOUBLINGS = 10
 LONGEST_PAUSE = 30.0
-"""Seconds before another start, at most: the pause doubles while deaths follow each other."""
+"""Most seconds before a restart: the pause doubles while deaths follow each other."""
 
 
 class Deaths:
-    """Counts deaths of workers; one under a request never ends the engine: a client must not."""
+    """Counts deaths of workers. Deaths during requests never end the engine: no client may."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -20,7 +20,7 @@ class Deaths:
         self.failed_starts = 0  # in a row: processes that the system could not start
 
     def died(self, *, running: bool, ready: bool) -> None:
-        """Count a death of a worker that ran a request, or was ready for one."""
+        """Count a death of a worker, and whether it ran a request, and was ready for one."""
         now = time.monotonic()
         self._recent.append(now)
         while now - self._recent[0] > WITHIN_SECONDS:

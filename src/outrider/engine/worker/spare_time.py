@@ -1,6 +1,6 @@
-"""What a worker does between requests.
+"""The work that a worker does between requests.
 
-It keeps packed weights, measures what steps cost, and searches for sublayers to leave out.
+It keeps packed weights, measures what steps cost, and searches for sublayers to skip.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..engine import Engine
 logger = logging.getLogger("outrider")
 
 IDLE_SECONDS = 2.0
-"""How long there must have been no request before such work begins."""
+"""Seconds without a request before such work begins."""
 PAUSE_SECONDS = 0.02
-"""Between two steps of it, each of them one forward, which a request may have to wait for."""
+"""Seconds between two steps of it. A step is one forward, which a request may have to wait for."""
 NICE = 19
-"""Priority of the thread that writes: any other work goes first."""
+"""Niceness of the thread that writes weights: any other work goes first."""
 
 
 class SpareTime:
@@ -47,7 +47,7 @@ class SpareTime:
             next(self._steps)
         except StopIteration:
             self._done = True
-        except Exception:  # of work that can be left undone
+        except Exception:  # this work is optional
             logger.exception("the engine could not use its spare time")
             self._done = True
 

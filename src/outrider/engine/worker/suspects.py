@@ -12,7 +12,7 @@ REMEMBERED = 1024  # bodies in the table; each entry costs a death of the engine
 
 
 def fingerprint(requests: Iterable[Request]) -> str:
-    """Return a digest of a body's requests without ids, priorities and seeds of the engine's."""
+    """Return a digest of a body's requests, without ids, priorities and the engine's seeds."""
     digest = hashlib.blake2b(digest_size=16)
     shared: Any = None  # requests of one body mostly have one object of options
     for request in requests:
@@ -27,7 +27,7 @@ def fingerprint(requests: Iterable[Request]) -> str:
 
 
 class Suspects:
-    """Counts for each body the deaths at which no other body ran."""
+    """Counts for each body the engine's deaths while no other body ran."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}

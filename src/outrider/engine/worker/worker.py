@@ -59,7 +59,7 @@ logger = logging.getLogger("outrider")
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
 TOLD_SECONDS = 1.0
-"""Between two messages on the controller's beliefs, at least, while the engine has work."""
+"""Least seconds between two messages of the controller's beliefs while the engine has work."""
 
 
 class Outlet:
@@ -92,11 +92,11 @@ class _Forward(logging.Handler):
 
 def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     """Read the checkpoint, load the engine, warm it up and serve until the frontend is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the frontend decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C; the frontend decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     guard()
     trim_regularly()
-    # Its own lock is a named semaphore, which a process that is ended at once leaves behind.
+    # tqdm's default lock is a named semaphore, which a killed process leaves behind.
     tqdm.set_lock(threading.RLock())
     outlet = Outlet(link)
     logger.addHandler(_Forward(outlet))
@@ -152,7 +152,7 @@ class Worker:
         self.generation, self.opener, self.spare = generation, opener, SpareTime(engine)
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
-        self._told = 0.0  # when, and at which step of the controller
+        self._told = 0.0  # when beliefs were sent last, and at which step of the controller
         self._told_step = -1
 
     def serve(self) -> None:
@@ -191,7 +191,7 @@ class Worker:
         self.pulse.longest = max(self.pulse.longest, took + time.perf_counter() - begin)
 
     def _tell(self) -> None:
-        """Send what the controller believes: once a second, and when the engine falls idle."""
+        """Send the controller's beliefs: once a second, and when the engine becomes idle."""
         controller, now = self.engine.controller, time.monotonic()
         if controller is None:
             return
@@ -253,13 +253,13 @@ class Worker:
                 ).start()
 
     def _open(self, drafter: Path) -> None:
-        """Open a drafter, while steps go on, and have the stepping thread take it."""
+        """Open a drafter while steps go on, then pass it to the stepping thread."""
         assert self.opener is not None
         opened = self.opener.open(drafter, self.engine)
         self.inbox.put(partial(self._load, drafter, opened))
 
     def _load(self, drafter: Path, opened: Opened | OutriderError) -> None:
-        """Replace the engine by one that drafts with what was opened; if it cannot be, go on."""
+        """Replace the engine by one with the opened drafter; if that fails, keep the old one."""
         if isinstance(opened, OutriderError):
             self.outlet.send(Loaded(drafter, opened))
             return
@@ -272,7 +272,7 @@ class Worker:
             self.opener.folders = opened.setup.folders
             self.spare, self._told_step = SpareTime(self.engine), -1
             self.outlet.send(Loaded(drafter, self._ready()))
-        gc.collect()  # engines are circles: the one that is gone holds its cache
+        gc.collect()  # engines have reference cycles: the old one would keep its cache
 
     def _prepare(self, adding: _Adding) -> None:
         """Make sequences of a request, or refuse it; runs outside the stepping thread."""
@@ -280,7 +280,7 @@ class Worker:
         try:
             made = self.engine.prepare(adding.request)
         except OutriderError as error:
-            made = error.with_traceback(None)  # which would hold this frame, and it the error
+            made = error.with_traceback(None)  # this frame and the error would hold each other
         except BaseException as error:  # a library's panic over one request must not end the others
             made = RequestError(f"the request cannot be prepared: {error}"[:MAX_REASON])
         self.inbox.put(partial(self._enqueue, adding, made))
@@ -296,7 +296,7 @@ class Worker:
         self.outlet.send(Left(adding.request.id, self._gauges(), error))
 
     def _abort(self, id: str, adding: _Adding | None) -> None:
-        """Drop a request; one that is being prepared goes when that is done."""
+        """Drop a request; one that is being prepared is dropped afterwards."""
         if adding is not None and not adding.done:
             adding.dropped = True
             return
