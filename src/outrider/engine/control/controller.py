@@ -213,7 +213,7 @@ class Controller:
         if speed < least * plain_speed:
             speed, choices = plain_speed, plain
         plain_seconds = self.costs.verify(len(streams), context) + self.costs.host(len(streams))
-        seconds = sum(counts[g] * option.tokens for g, option in choices.items()) / speed
+        seconds = outlook.tokens(choices) / speed
         self.review = Review(
             *(context, speed, plain_speed, plain_seconds, seconds, missed),
             outlook.fastest,

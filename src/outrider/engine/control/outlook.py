@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, groupby, pairwise, zip_longest
+from math import exp, log
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -116,13 +117,12 @@ class Outlook:
         return seconds / self.counts[group]
 
     def speed(self, choices: Mapping[StreamGroup, DraftOption]) -> float:
-        """Return the expected tokens per second."""
-        tokens = rows = longer = reading = verified = 0.0
+        """Return the expected tokens per second, counting tokens as ``tokens`` does."""
+        rows = longer = reading = verified = 0.0
         drafting: dict[str, list[float]] = {}
         for group, count in self.counts.items():
             choice, each, width, alone, passes, missed, step = choices[group]
             verified += alone
-            tokens += count * each
             reading += count * each * missed
             rows += count * width
             longer += count * step
@@ -137,7 +137,17 @@ class Outlook:
         seconds = self._host + verified
         for name, counts in drafting.items():
             seconds += self._methods[name].seconds(self._costs, counts)
-        return tokens / (seconds * longer / self._sequences + reading)
+        return self.tokens(choices) / (seconds * longer / self._sequences + reading)
+
+    def tokens(self, choices: Mapping[StreamGroup, DraftOption]) -> float:
+        """Return the tokens of a step, with the geometric mean for every sequence.
+
+        Their sum would draft for few at the cost of many: all wait for a step that the drafts of
+        some make longer. The mean of logarithms is proportionally fair (Kelly, "Charging and rate
+        control for elastic traffic", 1997), and the same where sequences are alike.
+        """
+        logs = sum([count * log(choices[group].tokens) for group, count in self.counts.items()])
+        return self._sequences * exp(logs / self._sequences)
 
     def plain(self) -> dict[StreamGroup, DraftOption]:
         """Return the choices of plain decoding, as far as requests leave them open."""
