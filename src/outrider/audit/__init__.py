@@ -1,1 +1,1 @@
-"""Checks that speculative decoding emits the target's output, and shows how a step does."""
+"""Checks that speculative decoding emits the target's output, and explains single steps."""

@@ -1,4 +1,4 @@
-"""A drafter that knows the coming tokens and proposes them, spoils them, or hides them in trees."""
+"""A drafter that knows the next tokens and proposes them, wrong ones, or trees that hide them."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..sampling.shared_noise import Noise
 
 Answers = Mapping[tuple[int, int], Sequence[int]]
-"""The output of plain decoding by (seed of the request, sample index)."""
+"""The output of plain decoding, keyed by (seed of the request, sample index)."""
 
 
 class Adversary(Drafter):
     """Drafts up to ``length`` tokens from the answers of plain decoding.
 
-    "right" proposes the coming tokens, "wrong" another one at every position, "ragged" trees of
-    random shape, of three times as many nodes at most, that hold the coming tokens down to a random
+    "right" proposes the next tokens, "wrong" another one at every position, "ragged" trees of
+    random shape, of up to three times as many nodes, that hold the next tokens down to a random
     depth.
     """
 
@@ -68,7 +68,7 @@ class Adversary(Drafter):
 
 @dataclass(frozen=True)
 class AdversarySpec(DrafterSpec):
-    """Makes an ``Adversary`` that drafts as far as the engine's config lets it."""
+    """Makes an ``Adversary`` that drafts as far as the engine's config allows."""
 
     style: str
     answers: Answers = field(default_factory=dict)

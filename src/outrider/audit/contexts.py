@@ -2,8 +2,8 @@
 
 A context holds the logits of target and drafter along every continuation of up to two tokens that
 the target can emit. A request's top_k keeps supports small, so ids can be renumbered by node: the
-target's by falling probability, then those that only the drafter has. Distributions are unchanged,
-so the engine's own rules run on them.
+target's by falling probability, then those that only the drafter has. This leaves distributions
+unchanged, so the engine's own rules run on them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SUPPORT_IDS = 4
 LOCAL_IDS = 2 * SUPPORT_IDS  # local ids of a node: the target's and the drafter's
 LONGEST_PATH = 2
 PAGE_SIZE = 16
-EDGE_SHARE = 1e-5  # contexts whose support changes if top_p or min_p moves so far are left out
+EDGE_SHARE = 1e-5  # contexts whose support changes if top_p or min_p moves this much are left out
 LAW_ERROR = 1e-4  # total variation from the oracle that fp32 does not explain
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3}
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -46,8 +46,8 @@ class Recorded:
     """One context in local ids, and the oracle's distribution of its next three tokens.
 
     ``target`` and ``drafter`` hold z after no, one and two tokens: fp32 [W], [W, W], [W, W, W] (the
-    drafter's without the last). ``joint`` is float64 [W, W, W]; ``certain`` a draft of two tokens
-    that was not drawn.
+    drafter's without the last). ``joint`` is float64 [W, W, W]; ``certain`` is a draft of two
+    tokens that was not sampled.
     """
 
     target: tuple[Logits, Logits, Logits]
@@ -67,7 +67,7 @@ class Contexts:
         self._store = model.new_store(1 + each * len(contexts), PAGE_SIZE)
 
     def after(self, paths: Sequence[Sequence[int]] | None) -> Logits:
-        """Return logits [contexts, vocabulary] behind contexts and paths, first behind none."""
+        """Return logits [contexts, vocabulary] after contexts and paths; first call with None."""
         rows, again = paths or self._contexts, paths is None or self._model.shape.stateful
         segments = [
             Segment(
@@ -189,7 +189,7 @@ def record(
 
 
 def _place(tree: _Tree, ranks: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-    """Return the place and the ids of a path; a smaller support runs its last id again."""
+    """Return the place and the ids of a path; a smaller support repeats its last id."""
     place, ids = tuple[int, ...](), list[int]()
     for rank in ranks:
         node = tree[place]

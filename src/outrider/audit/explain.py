@@ -1,7 +1,7 @@
 """Explains one decode step of a request: what was drafted, drawn and accepted, and why.
 
-All figures are those the step computed, under the rule "coupled", except the noise, a function of
-(seed, position, sample, id), which is computed again.
+All figures are the step's own, under the rule "coupled", except the noise, a function of (seed,
+position, sample, id), which is recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import SharedNoise
 from .watch import StepWatch, WatchedStep, watch_step
 
-LISTED_TOKENS = 5  # likeliest tokens that are listed, of target and drafter each
+LISTED_TOKENS = 5  # likeliest tokens listed for target and drafter each
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ExplainedToken:
 
 @dataclass(frozen=True)
 class ExplainedCandidate(ExplainedToken):
-    """The figures of one token at a position; those of a drafter without logits are None.
+    """The figures of one token at a position; a drafter's are None if it has no logits.
 
-    ``p`` and ``q`` are its probability by the target's and the drafter's processed logits, at
+    ``p`` and ``q`` are its probabilities by the target's and the drafter's processed logits, at
     temperature 0 by the raw ones. ``noise`` is the Gumbel noise g of this position and token, None
     at temperature 0. The scores are log p + g and log q + g, without g at temperature 0, None for a
     token of probability 0; the highest score of the whole vocabulary is drawn.
@@ -54,8 +54,8 @@ class Position:
     """One position of the step, ``index`` counting from 1 within it.
 
     ``position`` is the token's index in prompt + output; ``draft`` the drafter's token, None at the
-    bonus and in a step without a draft; ``target`` the target's draw after the text and the draft
-    up to here. ``outcome`` is "accepted"; "rejected", the target's token is emitted instead;
+    bonus and in a step without a draft; ``target`` the target's draw given the text and the draft
+    before it. ``outcome`` is "accepted"; "rejected", the target's token is emitted instead;
     "dropped", drafted after a rejected token; "bonus", the target's token after an accepted draft;
     "plain", the token of a step without a draft; "ended", the output ended before. ``candidates``
     are the ``LISTED_TOKENS`` likeliest tokens of target and drafter, and the two that they chose;
@@ -83,7 +83,7 @@ class Explanation:
     """One step as data; ``step`` is its number, 1 for the first after the prompt's pass.
 
     ``chosen`` says why this step is shown; ``text_before`` is prompt and output before it. Counts
-    leave out tokens beyond the end of the output.
+    exclude tokens beyond the end of the output.
     """
 
     drafter: str
@@ -133,12 +133,12 @@ def explain(
 ) -> Explanation:
     """Run a request up to one decode step, and return that step's explanation.
 
-    ``llm`` is idle, with the coupled rule. ``step`` is the number of the decode step; None takes
-    the first of ``watch.SEARCHED_STEPS`` with an accepted and a rejected token, else the first with
-    a draft, else the first.
+    ``llm`` must be idle and use the coupled rule. ``step`` is the number of the decode step; None
+    takes the first of ``watch.SEARCHED_STEPS`` with an accepted and a rejected token, else the
+    first with a draft, else the first.
 
-    Raises ConfigError where temperature or seed are out of range, RequestError where the prompt
-    cannot be served, the output ends before the step, or the draft is a tree, and NumericalError.
+    Raises ConfigError: temperature or seed is out of range; RequestError: the prompt cannot be
+    served, the output ends before the step, or the draft is a tree; NumericalError.
     """
     if step is not None and step < 1:
         raise RequestError(f"step is {step}; give 1 or more.")
@@ -278,7 +278,7 @@ class _View:
 
 
 class _Distribution:
-    """Processed logits, and scores z + g as log probabilities, so their order is the draw's."""
+    """Processed logits, and scores z + g, both as log probabilities; the order is the draw's."""
 
     def __init__(self, z: Logits, score: Logits) -> None:
         whole = log_sum_exp(z.astype(np.float64))

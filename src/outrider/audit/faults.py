@@ -1,4 +1,4 @@
-"""Errors that ``verify`` must catch: each was, or could be, somebody's speculative decoding."""
+"""Errors that ``verify`` must catch: each has been, or could be, in a real implementation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Odds = tuple[Floats, Floats]
 
 
 class AcceptAlways(Rejection):
-    """Every draft token stands: the drafter's distribution comes out."""
+    """Every draft token is accepted, so that the drafter's distribution is emitted."""
 
     name = "accept-always"
 
@@ -30,7 +30,7 @@ class AcceptAlways(Rejection):
 
 
 class AcceptLikely(Rejection):
-    """A draft token stands where the target gives it more than a threshold, with no coin thrown."""
+    """A draft token is accepted if its target probability exceeds a threshold, without chance."""
 
     name = "threshold"
 
@@ -72,7 +72,7 @@ class GreedyDrafts(Rejection):
 
 
 class NoSubtraction(Rejection):
-    """After a rejection the token comes from p, where (p - q)+ is due."""
+    """After a rejection the token is drawn from p, where (p - q)+ would be right."""
 
     name = "no-subtraction"
 
@@ -81,7 +81,7 @@ class NoSubtraction(Rejection):
 
 
 class SharedDraws(Rejection):
-    """The shared noise draws the draft and the token after it, and the ratio test decides."""
+    """The shared noise draws the draft and the token after it, but the ratio test decides."""
 
     name = "shared-noise"
 
@@ -94,7 +94,7 @@ class SharedDraws(Rejection):
 
 @dataclass(frozen=True)
 class Fault:
-    """An error put in on purpose: a rule in place of the ratio rules, or wrong logits pipelines."""
+    """A deliberate error: a rule in place of the ratio rules, or wrong logits pipelines."""
 
     name: str
     rule: Ratio | None = None
@@ -102,7 +102,7 @@ class Fault:
 
 
 class _StalePenalties(WrappedPipeline):
-    """Penalises every row of a block by the text before the block: drafted tokens do not count."""
+    """Penalises every row of a block by the text before the block, ignoring drafted tokens."""
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         return super().apply(logits, tokens, [[] for _ in paths])

@@ -1,4 +1,4 @@
-"""The float64 reference of processed logits and distributions [vocabulary], slow and straight."""
+"""The float64 reference of processed logits and distributions [vocabulary], slow but simple."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +21,9 @@ def distribution(
 
     Temperature (0: the likeliest id, the lowest among equals), then min_p (keep
     p >= min_p * max p), then top_k (keep ties with the k-th; 0 or less: all), then top_p (keep the
-    smallest set of likeliest ids whose mass reaches it, the lowest id first among equals, one at
-    least), each on the renormalised result of the one before. ``logits`` [vocabulary] are -inf
-    where a token is masked, and one is finite at least.
+    smallest set of likeliest ids whose mass reaches it, the lowest id first among equals, at least
+    one), each on the renormalised result of the one before. ``logits`` [vocabulary] are -inf where
+    a token is masked; at least one is finite.
     """
     z = np.asarray(logits, np.float64)
     if temperature == 0:

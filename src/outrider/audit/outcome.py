@@ -10,7 +10,7 @@ from .trial import CountsFinding
 
 @dataclass
 class Check:
-    """One tested claim: ``tested`` counts tokens, or comparisons; ``runs`` are of a mix each."""
+    """One tested claim: ``tested`` counts tokens or comparisons; ``runs`` has one entry per mix."""
 
     name: str
     claim: str
@@ -23,14 +23,14 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """True without violations, if anything was tested."""
+        """True if something was tested and nothing was violated."""
         return not self.violations and self.tested > 0
 
     def as_json(self) -> dict[str, Any]:
         names = ("mix", "drafted", "accepted")
         runs = [dict(zip(names, run, strict=True)) for run in self.runs]
         own = vars(self) | {"passed": self.passed, "runs": runs, "closest": None}
-        if own.pop("findings"):  # the one with the largest statistic in proportion
+        if own.pop("findings"):  # the one with the largest ratio to its threshold
             most = max(self.findings, key=lambda each: each.statistic / each.threshold)
             statistic = most.statistic if math.isfinite(most.statistic) else None
             own["closest"] = vars(most) | {"statistic": statistic}
@@ -67,7 +67,7 @@ def visible_error(findings: Sequence[CountsFinding]) -> Visible | None:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The outcome of an audit, which ``seed`` repeats."""
+    """The outcome of an audit; ``seed`` reproduces it."""
 
     model: str
     drafter: str

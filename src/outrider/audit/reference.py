@@ -1,4 +1,4 @@
-"""transformers' model of a checkpoint in fp32, which the audit compares with."""
+"""transformers' model of a checkpoint in fp32, the reference of the audit."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ from ..models.tensors import as_array, as_tensor
 def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
     """Return transformers' model of the checkpoint in ``folder``, quantised by ``recipe``, in fp32.
 
-    Outrider's readers dequantise quantised weights and GGUF files: transformers needs other
-    packages for most of them, and the audit is about decoding.
+    Outrider's readers dequantise weights and GGUF files, for most of which transformers needs other
+    packages: the audit is about decoding, not about readers.
 
     Raises ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
@@ -61,7 +61,7 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
 
 
 def grouped(name: str, values: torch.Tensor, linear: LinearAttention) -> torch.Tensor:
-    """Return a tensor of a delta net with its value heads as transformers groups them by keys."""
+    """Return a tensor of a delta net with value heads grouped by key heads, as in transformers."""
     if not linear.tiled_heads:
         return values
     mixed = linear.conv_width - linear.values
@@ -83,5 +83,5 @@ def grouped(name: str, values: torch.Tensor, linear: LinearAttention) -> torch.T
 
 @torch.inference_mode()
 def logits_of(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the logits of a model of transformers behind each of ``ids``: [ids, vocabulary]."""
+    """Return the logits of a transformers model after each of ``ids``: [ids, vocabulary]."""
     return as_array(model(torch.tensor([ids])).logits[0])

@@ -1,4 +1,4 @@
-"""Requests and engines of the equality check: every option, in many mixes."""
+"""Requests and engines for the equality check: every option, in many mixes."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all of them": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
     "min_tokens": {"temperature": 1.0, "min_tokens": 16, "ignore_eos": False},
     "penalties": {"temperature": 0.8, **PENALTIES},
-    # Below 0 they favour what was just emitted, so a stale count shows at once.
+    # Negative ones favour recent tokens, so a stale count shows at once.
     "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -2.0},
     "penalties below 0, T 1.3": {"temperature": 1.3, "frequency_penalty": -2.0, "min_p": 0.001},
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
@@ -114,7 +114,7 @@ def asks(
     prompts: Sequence[Sequence[int]], tokens: int, seeds: int, vocabulary: int, text: bool,
     rng: random.Random,
 ) -> list[Ask]:  # fmt: skip
-    """Return every prompt under every option with so many seeds, in random order."""
+    """Return every prompt under every option with ``seeds`` seeds, in random order."""
     options = OPTIONS | (TEXT_OPTIONS if text else {})
     numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
     requests = []
@@ -150,7 +150,7 @@ def open_mix(
     values |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
               "max_num_batched_tokens": mix.chunk}  # fmt: skip
     if mix.tight:
-        # Room for half of them: as the older sequences grow, the younger ones are preempted.
+        # Room for half of them: as older sequences grow, younger ones are preempted.
         pages = max(longest // PAGE_SIZE + 2, mix.batch * longest // PAGE_SIZE // 2)
         values["memory"] = page_bytes * max(3, pages + 1)
     return LLM(**values)

@@ -1,9 +1,9 @@
-"""Tells rounding from a wrong rule where two outputs differ.
+"""Distinguishes rounding from a wrong rule when two outputs differ.
 
-Arithmetic may depend on how many rows a forward has, and a speculative step has other rows than a
-plain one. Where outputs differ, the target's logits are computed again in several ways that differ
-only in row counts; their spread is the measured difference. A gap between the two tokens that is
-not larger is a tie; anything else is a violation.
+Arithmetic may depend on the number of rows in a forward pass, and a speculative step has more rows
+than a plain one. Where outputs differ, the target's logits are recomputed in several ways that
+differ only in row counts; their spread is the measured difference. A gap between the two tokens
+that is not larger is a tie; anything else is a violation.
 """
 
 import math
@@ -22,15 +22,15 @@ from ..sampling.pipeline import Logits
 from ..sampling.shared_noise import SharedNoise
 
 PAGE_SIZE = 16
-NEIGHBOUR_COUNTS = (1, 7, 31)  # numbers of other sequences that are batched with the last row
+NEIGHBOUR_COUNTS = (1, 7, 31)  # numbers of other sequences batched with the last row
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first ``position`` in prompt + output where two outputs differ, and why.
 
-    ``tokens`` are the two there, None for an output that has ended. ``gap`` is that between their
-    scores z + g, infinite if one can never be drawn; ``measured`` the spread of z between row
+    ``tokens`` are the two tokens there, None for an output that has ended. ``gap`` is between their
+    scores z + g, infinite if one can never be drawn; ``measured`` is the spread of z between row
     counts, summed over the two.
     """
 
@@ -84,7 +84,7 @@ def _logits(model: Model, context: Sequence[int], prompt: int, way: _Way, draft:
 def classify(
     llm: LLM, request: Request, sample_index: int, output: Sequence[int], tokens: tuple[int, int]
 ) -> Difference:
-    """Return the difference of two next tokens behind the same prompt and ``output``."""
+    """Return the difference of two next tokens after the same prompt and ``output``."""
     model, config = llm.engine.model, llm.engine.config
     prompt, draft = len(request.prompt_token_ids), config.max_draft_length
     context = [*request.prompt_token_ids, *output]
@@ -98,7 +98,7 @@ def classify(
     # How far each of the two is below the highest score: [ways, 2], infinite if masked.
     behind = score.max(-1, keepdims=True) - score[:, pair]
     masked = np.isneginf(z[:, pair])
-    # For a token on the edge of top-k, top-p or min-p, the best way counts.
+    # If a token is on the edge of top-k, top-p or min-p, its smallest gap counts.
     on_edge = bool((masked.any(0) & ~masked.all(0)).any())
     gap = float((behind.min(0) if on_edge else behind[0]).max())
     highest = z[:, pair].max(0)

@@ -8,7 +8,7 @@ A of outcomes that deviates most:
 For one set P(S_A >= s) <= 2 exp(-s) (Chernoff; Hoeffding 1956 where the draws have different
 distributions with mean p, as the sum over contexts has). There are 2^m sets, and A and its
 complement count as one. So S above m log 2 + log(1 / alpha) is a false alarm with probability alpha
-at most. The search tries the sets of outcomes with the largest seen / p: on one of them the two
+at most. The search tries the sets of outcomes with the largest seen / p. On one of them the two
 distributions differ by their total variation, and since KL >= 2 TV^2 (Pinsker), an error of total
 variation 2 sqrt(threshold / (2 n)) or more is seen with probability 1 - alpha at least.
 """
@@ -28,7 +28,7 @@ from .contexts import LOCAL_IDS, Recorded
 from .oracle import Distribution
 
 DRAWS_AT_ONCE = 2**13  # draws that go through a rule at once
-COMMITTED_TOKENS = 100  # tokens committed when each step of a trial begins
+COMMITTED_TOKENS = 100  # tokens committed before each step of a trial
 SEEDS = 2**53
 
 Counts = NDArray[np.float64]
@@ -36,7 +36,7 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CountsFinding:
-    """Counts against a distribution: a total variation of ``visible`` is seen with 1 - alpha."""
+    """Counts against a distribution; a total variation of ``visible`` is seen with 1 - alpha."""
 
     what: str
     draws: int
@@ -57,7 +57,7 @@ def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) ->
     threshold = int((p > 0).sum()) * math.log(2) + math.log(1 / alpha)
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(-np.where(seen > 0, seen / p, 0.0))[: int((p > 0).sum())]
-        # Sums from both ends, so that no share is a difference that rounding makes 0.
+        # Sums from both ends, since rounding could make a difference of sums 0.
         a, b = seen[order].cumsum()[:-1], p[order].cumsum()[:-1]
         rest_a, rest_b = n - a, p[order][::-1].cumsum()[::-1][1:]
         terms = _term(a / n, b) + _term(rest_a / n, rest_b)
@@ -130,7 +130,7 @@ def kinds(contexts: list[Recorded]) -> dict[str, bool]:
 
 
 def comparisons(contexts: list[Recorded], rules: int) -> int:
-    """Return how many comparisons ``try_rule`` makes for so many rules."""
+    """Return how many comparisons ``try_rule`` makes for ``rules`` rules."""
     return rules * len(kinds(contexts)) * 3 * (len(contexts) + 1)
 
 
@@ -140,9 +140,9 @@ def try_rule(
 ) -> Iterator[CountsFinding]:  # fmt: skip
     """Compare what ``rule`` emits in each context, and in all together, with the oracle.
 
-    Comparisons are of the first token, the first two and all three, of ``draws`` of each context.
-    Sums over contexts add outcomes of the same rank in the target's distribution, where errors of
-    one kind add up. ``alpha`` is the probability of a false alarm of one comparison.
+    It compares the first token, the first two, and all three, with ``draws`` draws for each
+    context. Sums over contexts add outcomes of the same rank in the target's distribution, so that
+    errors of one kind add up. ``alpha`` is the probability of a false alarm of one comparison.
     """
     for kind, certain in kinds(contexts).items():
         total: Counts = np.zeros((LOCAL_IDS,) * 3)

@@ -4,8 +4,8 @@
 (b) Under coupling, plain and speculative decoding give the same tokens, in fp32: many mixes of
     drafters, draft lengths, trees, batches, options and seeds.
 (c) Each acceptance rule emits the target's distribution: on contexts recorded from the pair,
-    against distributions recomputed from raw logits in float64. One bound holds for the false
-    alarms of all comparisons.
+    against distributions recomputed from raw logits in float64. One bound covers the false alarms
+    of all comparisons.
 
 Where outputs differ, ``ties`` measures the effect of rounding: a gap within that counts as a
 numerical tie, anything else as a violation.
@@ -42,7 +42,7 @@ from .ties import Difference, compare
 from .trial import comparisons, try_rule
 
 FALSE_ALARM = 1e-6  # probability of any false alarm in the statistical comparisons of an audit
-LARGEST_TIE = 1e-3  # largest gap between two scores z + g that may be a numerical tie in fp32
+LARGEST_TIE = 1e-3  # largest gap of two scores z + g that may be a numerical tie in fp32
 CONTEXT = 48  # tokens of a recorded context
 LARGEST_DRAFT = 16  # room for drafts after the longest request
 
@@ -70,9 +70,9 @@ THOROUGH = AuditSize("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 class Audit:
     """One audit of the target ``model``, a folder or hub name, with a drafter as for ``LLM``.
 
-    ``prompts``, texts or token ids, are cut to ``size.prompt_tokens``; ``seed`` is of everything
-    that is drawn. Options are ``quantization``, ``drafter_quantization``, ``drafter_window`` and
-    ``preset``.
+    ``prompts``, texts or token ids, are cut to ``size.prompt_tokens``; ``seed`` determines
+    everything that is drawn. Options are ``quantization``, ``drafter_quantization``,
+    ``drafter_window`` and ``preset``.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Audit:
                 f"{self.folder} cannot go back to an earlier token, so nothing is ever drafted for "
                 "it and there is nothing to audit."
             )
-        if drafter == AUTO:  # which has mixes of its own
+        if drafter == AUTO:  # auto has mixes of its own
             drafter = NgramSpec.name if sibling(self.folder) is None else ModelSpec.name
         self._options["drafter"] = drafter
         self.prompts = [self._encode(p)[:room] for p in prompts[: size.prompts]]
@@ -122,7 +122,7 @@ class Audit:
         return [b % self.plain.engine.model.shape.vocab_size for b in prompt.encode()]
 
     def against_transformers(self) -> Check:
-        """Return check (a): one forward of transformers judges all tokens of a prompt."""
+        """Return check (a): one forward pass of transformers judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
         from .reference import logits_of, transformers_model  # with torch, for this check alone
@@ -137,7 +137,7 @@ class Audit:
                 ours, expected = ids[: at + 1], [*ids[:at], token]
                 difference = compare(self.plain, prompt, params, expected, ours, seed=0)
                 if difference is not None:
-                    # Row counts do not measure the difference of two implementations.
+                    # The spread over row counts does not cover two implementations.
                     gap = max(difference.gap, float(logits[at].max() - logits[at, ids[at]]))
                     tie = replace(difference, gap=gap, is_tie=gap <= LARGEST_TIE)
                     self._record(check, tie, f"prompt {prompt[:3]}")
@@ -207,7 +207,7 @@ class Audit:
         if mix.drafter == "tree":
             return self.plain.engine.model.trees
         if mix.drafter == AUTO:
-            return self.fault.pipeline is None  # a faulty drafter is one of the others
+            return self.fault.pipeline is None  # faults need one of the other drafters
         return mix.drafter != "model" or self._drafting.engine.drafter.model is not None
 
     @cached_property
@@ -221,7 +221,7 @@ class Audit:
         check = Check("distributions", "each acceptance rule emits the target's distribution")
         contexts = self._contexts()
         engine, own = self._drafting.engine, self._drafting.engine.drafter
-        # Heads and other vocabularies do not say a law of every row; certain drafts test the rules.
+        # Heads and other vocabularies have no law for every row; certain drafts test the rules.
         alike = own.model if own.name == ModelSpec.name else None
         assert alike is None or isinstance(alike, Model)
         recorded, error = record(engine.model, alike, contexts, self._numpy)
@@ -251,7 +251,7 @@ class Audit:
         return check
 
     def _contexts(self) -> list[list[int]]:
-        """Return ends of texts that the target wrote, cut at random positions."""
+        """Return the last tokens of texts that the target wrote, cut at random positions."""
         params = [
             SamplingParams(
                 temperature=1.0, max_tokens=self.size.tokens, ignore_eos=True,

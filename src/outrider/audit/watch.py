@@ -1,7 +1,7 @@
-"""Records the decode steps of one request while the engine runs it as always.
+"""Records the decode steps of one request while the engine runs it as usual.
 
-A wrapper around the engine's drafter sees what each step drafts and commits, one around the
-sequence's pipeline the processed logits of target and drafter.
+A wrapper around the engine's drafter sees what each step drafts and commits; one around the
+sequence's pipeline sees the processed logits of target and drafter.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class WatchedStep:
 
     ``tokens`` are the committed ids before it, ``room`` the most tokens that could be drafted;
     ``target`` and ``drafter`` their processed logits by path: z, fp32 [vocabulary]. ``draft`` is a
-    chain, of which ``standing`` tokens are the target's own; ``finished`` says that the output
-    ended with ``emitted``.
+    chain, of which ``standing`` tokens are accepted; ``finished`` is True if the output ended with
+    ``emitted``.
     """
 
     number: int
@@ -72,7 +72,7 @@ class _WatchedPipeline(WrappedPipeline):
 
 
 class StepWatch(WrappedDrafter):
-    """A drafter around the engine's that finds step ``number``, or the first that is ``mixed``."""
+    """A wrapper of the engine's drafter that finds step ``number``, or the first ``mixed`` one."""
 
     def __init__(self, inner: Drafter, number: int | None) -> None:
         super().__init__(inner)
@@ -132,7 +132,7 @@ class StepWatch(WrappedDrafter):
 def watch_step(
     llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
 ) -> StepWatch:
-    """Run a request until the step is there or the search is over; return what was recorded.
+    """Run a request until the step is found or the search ends; return what was recorded.
 
     Raises RequestError: the prompt cannot be served, or the drafter drafts trees; NumericalError.
     """

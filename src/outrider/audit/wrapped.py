@@ -1,4 +1,4 @@
-"""Wrappers that pass every call on: a base for what watches or spoils a request."""
+"""Wrappers that forward every call: bases for watching a request or injecting faults."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ class WrappedPipeline:
 
 
 class WrappedDrafter(Drafter):
-    """A drafter around another one, whose name it bears."""
+    """A drafter around another one, with the same name."""
 
     def __init__(self, inner: Drafter) -> None:
         self.name, self.target_layers = inner.name, inner.target_layers

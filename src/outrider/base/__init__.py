@@ -1,1 +1,1 @@
-"""The ground of everything else: types, options, limits, and readers of outside data."""
+"""What all other packages build on: types, options, limits, and readers of outside data."""

@@ -11,14 +11,14 @@ from pathlib import Path
 from ..errors import ConfigError
 
 LOCK = ".lock"
-"""A file of the folder on which there is a lock; the kernel ends it with its process."""
+"""The file in a folder that is locked; the kernel releases the lock when the process ends."""
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if it is missing; new ones that stay empty are removed.
+    """Lock a folder, creating it if it is missing; new folders that stay empty are removed.
 
-    Raises ConfigError: another process holds it, or it is a file.
+    Raises ConfigError: another process has locked it, or it is a file.
     """
     new = [*takewhile(lambda each: not each.exists(), (folder, *folder.parents))]
     found = new[-1].parent if new else folder

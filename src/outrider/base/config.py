@@ -24,15 +24,15 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "g
 DEFAULT_SHARE = 0.5
 """Largest share of free memory that a cache takes if option memory is not given."""
 USUAL_LENGTH = 2048
-"""Tokens of each of ``max_num_seqs`` sequences that such a cache has room for."""
+"""Tokens for which such a cache has room, for each of ``max_num_seqs`` sequences."""
 LARGEST_MEMORY = 2**50
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A use: the longest draft for it, and P(accept) before anything is seen.
+    """A use: the longest draft for it, and the prior of P(accept).
 
-    ``windows`` are the last tokens that each kind of drafter sees.
+    ``windows`` are the numbers of last tokens that each kind of drafter sees.
     """
 
     longest: int
@@ -48,7 +48,7 @@ PRESETS = {
     "batch": Preset(2, 0.6),
 }
 LONGEST_DRAFT = 8
-"""Tokens drafted a step, at most, where the engine chooses."""
+"""Most tokens drafted per step, if the engine chooses."""
 
 
 def free_memory() -> int:
@@ -88,7 +88,7 @@ def parse_memory(value: int | float | str | None) -> int | None:
 
 
 USUAL_GROUP = {4: 128, 8: None}
-"""Inputs that share a scale unless asked otherwise, by bits; None is a whole row."""
+"""Default number of inputs that share a scale, by bits; None is a whole row."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Recipe:
     def head(self) -> Recipe:
         """The recipe of head and embedding: 8 bits.
 
-        At 4 the head of the pocket target costs as much perplexity as all else together.
+        At 4 bits the pocket target's head costs as much perplexity as all else together.
         """
         return self if self.bits == 8 else Recipe(8, USUAL_GROUP[8])
 
@@ -149,7 +149,7 @@ NO_RECIPES = ("none", "auto")
 AUTOMATIC = {"auto": "int8-a8", "auto-few": "int4-a8"}
 """Recipes of a drafter's checkpoint beside a target of 16 or 32 bits, and of fewer."""
 HEADS = "int4-g32-a8"
-"""The recipe of heads: a pass reads half of what it reads in int8, and drafts hardly worse."""
+"""The recipe of heads: a pass reads half as much as in int8, and drafts are hardly worse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +321,7 @@ class EngineConfig:
 
     @property
     def placement(self) -> Placement | None:
-        """The CPUs of target and drafter; None where they share all. Raises ConfigError."""
+        """The CPUs of target and drafter; None if they share all. Raises ConfigError."""
         return None if self.drafter_cpus is None else placement(self.drafter_cpus)
 
     @property
@@ -331,11 +331,11 @@ class EngineConfig:
 
     @property
     def drafter_recipe(self) -> str:
-        """The quantization of a drafter's checkpoint: ``drafter_quantization``, auto told apart.
+        """The quantization of a drafter's checkpoint: ``drafter_quantization``, with auto resolved.
 
-        A draft reads the drafter once a token and the target once: beside weights of few bits the
-        drafter's share is so large that 4 bits gain more than the one or two drafted tokens of a
-        hundred that they cost.
+        A step reads the drafter once per draft token, and the target once. If the target's weights
+        have few bits, the drafter's share is so large that 4 bits gain more than the one or two
+        draft tokens in a hundred that they cost.
         """
         few = self.drafter_quantization == "auto" and self.quantization is not None
         return "auto-few" if few else self.drafter_quantization

@@ -20,7 +20,7 @@ class Placement(NamedTuple):
 
 
 def parse_cpus(text: object) -> frozenset[int]:
-    """Return the CPUs that a list names, as in 8-15 or 4,6-7; ConfigError where it is none."""
+    """Return the CPUs in a list such as 8-15 or 4,6-7. Raises ConfigError: it is malformed."""
     parts = text.replace(" ", "").split(",") if isinstance(text, str) else [""]
     cpus: set[int] = set()
     for part in parts:
@@ -36,9 +36,9 @@ def parse_cpus(text: object) -> frozenset[int]:
 
 
 def placement(text: str) -> Placement:
-    """Return who runs where if a drafter gets the CPUs that ``text`` names.
+    """Return the placement in which a drafter has the CPUs that ``text`` names.
 
-    Raises ConfigError: this process may not use one of them, or nothing would be left.
+    Raises ConfigError: this process may not use one of them, or none would be left.
     """
     drafter = parse_cpus(text)
     if not hasattr(os, "sched_getaffinity"):

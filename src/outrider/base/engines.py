@@ -36,7 +36,7 @@ def find_engine(name: object) -> EngineName | None:
 
 
 def named_engine(name: object, where: str, among: Iterable[str]) -> str:
-    """Return our name of the engine that ``name`` means, one of ``among``; ``where`` has it."""
+    """Return our name of the engine that ``name`` means, one of ``among``; errors say ``where``."""
     known = list(among)
     engine = find_engine(name)
     if engine is None or engine.name not in known:

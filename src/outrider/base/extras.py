@@ -1,4 +1,4 @@
-"""Refuses what needs packages of an extra where they are not installed."""
+"""Refuses features whose extra packages are not installed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ INSTALL = "pip install 'outrider[{extra}]'"
 
 @contextmanager
 def torch_for(what: str, program: bool = False, extra: str = "torch") -> Iterator[None]:
-    """Raise ConfigError naming the extra where an import inside lacks one of its packages.
+    """Raise ConfigError naming the extra if an import inside lacks one of its packages.
 
-    ``what`` begins the message: what cannot be had without them. A ``program`` ends with the
-    message instead. The extra "train" has the packages of "torch", too.
+    ``what`` begins the message: the feature that needs them. A ``program`` exits with the message
+    instead. The extra "train" has the packages of "torch", too.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package not in (*OF_TORCH, "accelerate"):  # which only training needs
+        if package not in (*OF_TORCH, "accelerate"):  # accelerate is for training
             raise
         said = f"{what} needs {package}, which is not installed: {INSTALL.format(extra=extra)}."
         if program:
@@ -33,7 +33,7 @@ def torch_for(what: str, program: bool = False, extra: str = "torch") -> Iterato
 
 
 def need_torch(what: str) -> None:
-    """Refuse ``what`` where a package of the extra is not installed; imports nothing."""
+    """Refuse ``what`` if a package of the extra is not installed; imports nothing."""
     with torch_for(what):
         for package in OF_TORCH:
             if find_spec(package) is None:

@@ -1,12 +1,12 @@
-"""Freed memory goes back to the system, in servers that run for weeks.
+"""Returns freed memory to the system, for servers that run for weeks.
 
-Python's own allocator takes memory by the MiB, and keeps each MiB of which a byte is in use: after
-some large requests, a few small objects hold all that the requests took. A server has its objects
-allocated by glibc instead, which gives back every page that is free.
+Python's own allocator takes memory by the MiB, and keeps each MiB in which a byte is in use: after
+some large requests, a few small objects hold all that the requests took. A server uses glibc's
+allocator instead, which can return every free page.
 
-It does so when it is told: what a thread has freed stays in the process unless it lies at the end
-of the thread's heap. Large blocks are mapped one by one, and go back when they are freed; glibc
-stops mapping blocks of a size of which one was freed, up to 32 MiB, unless the threshold is set.
+It does so only on request: memory that a thread has freed stays in the process unless it lies at
+the end of the thread's heap. Large blocks are mapped one by one, and are returned when freed; but
+unless the threshold is set, glibc stops mapping blocks of a size that was once freed, up to 32 MiB.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ALLOCATOR = "PYTHONMALLOC"
 
 
 def use_system_allocator() -> None:
-    """Start this program anew with glibc as Python's allocator, in the same process.
+    """Restart this program in the same process, with glibc as Python's allocator.
 
-    Nothing happens where another libc is used, where the environment names an allocator, or where
-    ``sys.argv`` is not of the process's own making.
+    Nothing happens if another libc is used, if the environment names an allocator, or if
+    ``sys.argv`` is not the process's own.
     """
     words = sys.argv[1:]
     own = sys.orig_argv[len(sys.orig_argv) - len(words) :] == words
@@ -36,7 +36,7 @@ def use_system_allocator() -> None:
 
 
 def trim_regularly() -> None:
-    """Start a thread that gives freed memory back every few seconds, where glibc is the libc."""
+    """Start a thread that returns freed memory every few seconds, if glibc is the libc."""
     trim = _trim()
     if trim is not None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

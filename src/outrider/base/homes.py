@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def cache_home() -> Path:
-    """Return the folder of what can be made again: ``outrider`` in the user's cache folder.
+    """Return the folder for files that can be made again: ``outrider`` in the user's cache folder.
 
-    A user without a home gets a path where no file can be.
+    A user without a home gets a path where no file can exist.
     """
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "outrider"
-    except RuntimeError:  # as of an id that a container has no name for
+    except RuntimeError:  # e.g. an id without a name in a container
         return Path(os.devnull)

@@ -1,4 +1,4 @@
-"""Reads and writes small JSON files that other starts find again."""
+"""Reads and writes small JSON files that later runs use again."""
 
 import json
 import os
@@ -11,7 +11,7 @@ LARGEST_FILE = 1 << 20  # characters
 
 
 def read_kept(file: Path) -> Any:
-    """Return the JSON object in a file; OSError or ValueError where there is none that is small."""
+    """Return the JSON in a file, {} if it is too large. Raises OSError, ValueError: it has none."""
     with file.open(encoding="utf-8") as opened:
         text = opened.read(LARGEST_FILE + 1)
     try:
@@ -21,7 +21,7 @@ def read_kept(file: Path) -> Any:
 
 
 def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
-    """Write a JSON object; who reads meanwhile finds the old one or the new one. Raises OSError."""
+    """Write a JSON object; concurrent readers find the old one or the new one. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with part_of(file) as part:
         part.write_text(json.dumps(kept), encoding="utf-8")
@@ -29,7 +29,7 @@ def write_kept(file: Path, kept: Mapping[str, Any]) -> None:
 
 @contextmanager
 def part_of(file: Path) -> Iterator[Path]:
-    """Yield a file to write, which then replaces ``file``; it is removed where that fails."""
+    """Yield a file to write, which then replaces ``file``; it is removed if that fails."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with naming(file):
@@ -41,7 +41,7 @@ def part_of(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Have an OSError name a file that is written: what a full disk raises names none."""
+    """Make an OSError name the file that is written: the error of a full disk names none."""
     try:
         yield
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 from ..errors import ConfigError, shown
 
 LARGEST_INT = 2**31 - 1
-"""The native step counts, numbers tokens and measures lengths in int32."""
+"""The native step has counts, token ids and lengths in int32."""
 LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest number of float32."""
 LARGEST_SEED = 2**64 - 1
@@ -17,20 +17,20 @@ LARGEST_DRAFT = 1024
 LARGEST_GRAM = 128
 """Tokens; every token of a text enters the index once for each length."""
 MOST_IDS = 2**18
-"""In a list of token ids; few vocabularies are larger."""
+"""Most ids in a list of token ids; few vocabularies are larger."""
 LONGEST_NUMBER = 20
 """Most digits of an id that is given as text."""
 MOST_SHOWN = 16
-"""Wrong ids that a message names."""
+"""Most wrong ids that a message names."""
 MOST_WORDS = 64
 LONGEST_WORD = 1000
 
 
 class Number(NamedTuple):
-    """The numbers that a field takes, and the sentence's end for all others.
+    """The numbers that a field accepts, and the end of the message that refuses others.
 
-    ``least`` and ``most`` belong to them; with ``above`` ``least`` does not. With ``whole`` only
-    whole numbers do, and with ``optional`` so does None. ``give`` may name ``{least}`` and
+    They include ``least`` and ``most``; with ``above`` not ``least``. With ``whole`` they are whole
+    numbers only, and with ``optional`` they include None. ``give`` may contain ``{least}`` and
     ``{most}``.
     """
 
@@ -102,7 +102,7 @@ def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
 
 def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
     """Return the first few of ``ids`` that are not whole numbers from 0 to below ``end``."""
-    # A million ids come in one body: a loop of Python would take ten times as long.
+    # A body may have a million ids: a Python loop would take ten times as long.
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < end):
         return []
     return list(islice((id for id in ids if not (TOKEN_ID.holds(id) and id < end)), MOST_SHOWN))

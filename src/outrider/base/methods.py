@@ -10,11 +10,11 @@ from ..errors import ConfigError, shown
 AUTO, NONE = "auto", "none"
 """Names of drafters: the engine's own choice, and plain decoding."""
 PREDICTION = "prediction"
-"""Name of the drafter of what a request expects its output to be."""
+"""Name of the drafter that drafts a request's expected output."""
 TOGETHER = "+"
 """Joins the names of drafters whose drafts are merged."""
 OTHERWISE = " or "
-"""Joins the names of a lookup and of the drafter that drafts where the lookup promises less."""
+"""Joins the names of a lookup and of the drafter used where it is more promising."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def suggested_method(checkpoint: str) -> str:
 
 
 def named_method(name: object, where: str) -> Method:
-    """Return the method that a name means; ``where`` says in the refusal what was given."""
+    """Return the method that a name means; errors call what was given ``where``."""
     method = find_method(name)
     if method is None:
         near = difflib.get_close_matches(str(name), NAMES, 1)

@@ -9,7 +9,7 @@ from .limits import LARGEST_INT, Number, check_number
 
 PREFIX = "OUTRIDER_"
 TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
-"""The type of an option by its field's annotation; of a union the first listed here counts."""
+"""The type of an option by its field's annotation; for a union, the first listed here."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Option:
 def option(
     default: Any, help: str, number: Number | None = None, choices: Sequence[Any] = ()
 ) -> Any:
-    """Return a dataclass field with its help and its check; without help it is no user's option."""
+    """Return a dataclass field with help and check; without help it is not an option for users."""
     return field(default=default, metadata={"help": help, "number": number, "choices": choices})
 
 

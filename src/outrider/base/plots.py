@@ -21,12 +21,12 @@ except ModuleNotFoundError:
 PANEL_INCHES = (4.4, 3.6)
 PANELS_IN_A_ROW = 3
 LETTERS_PER_INCH = 12
-"""At 10 points, at least."""
+"""The least number at 10 points."""
 MARKED_POINTS = 40
-"""Points up to which each has a mark."""
+"""Lines of up to this many points have a mark at each."""
 NOT_NEEDED = re.compile(r'^.*?(?=<svg)|<metadata>.*?</metadata>| xmlns:xlink="[^"]*"', re.DOTALL)
 NAME_SPACE = ' xmlns="http://www.w3.org/2000/svg"'
-"""Of an SVG file; a page needs none."""
+"""The namespace of an SVG file; in a page it is not needed."""
 
 
 class Series(NamedTuple):
@@ -43,7 +43,7 @@ def colour(place: int) -> tuple[float, float, float, float]:
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """Return an empty figure of so many inches, its title wrapped to the width."""
+    """Return an empty figure of a size in inches, its title wrapped to the width."""
     figure = Figure((width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     lines = [fill(line, int(width * LETTERS_PER_INCH)) for line in title.splitlines()]
@@ -52,7 +52,7 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def paneled(count: int, title: str, margin: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels in rows, and ``margin`` inches beside them."""
+    """Return a figure with ``count`` panels in rows, and ``margin`` inches of extra height."""
     rows, columns = ceil(count / PANELS_IN_A_ROW), min(count, PANELS_IN_A_ROW)
     width, height = PANEL_INCHES
     figure = new_figure(width * columns, height * rows + margin, title)
@@ -60,8 +60,8 @@ def paneled(count: int, title: str, margin: float) -> tuple[Figure, list[Axes]]:
 
 
 def add_legend(panel: Axes, size: float) -> None:
-    """Put a legend, of letters of a ``size`` in points, where it hides least of a panel."""
-    # Without a place's name matplotlib warns where finding it takes a second, as on a busy machine.
+    """Add a legend, with letters of ``size`` points, where it hides the least of a panel."""
+    # Without ``loc``, matplotlib warns if finding a place takes a second, as on a busy machine.
     panel.legend(fontsize=size, loc="best")
 
 

@@ -39,8 +39,8 @@ class Stderr(io.TextIOBase):
         return os.isatty(self._fd)
 
     def write(self, text: str) -> int:
-        """Queue ``text`` for the thread, or drop it where too much waits."""
-        if not isinstance(text, str):  # click finds out that way what a stream takes
+        """Queue ``text`` for the thread, or drop it if too much is waiting."""
+        if not isinstance(text, str):  # click tests streams in this way
             raise TypeError("stderr takes text")
         with self._changed:
             if self._waiting + len(text) > MOST_WAITING:

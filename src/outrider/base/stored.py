@@ -18,9 +18,9 @@ from .fields import check_plain
 
 @dataclass(frozen=True)
 class StoredFile:
-    """The file at ``path``, told from others in its place by size and time.
+    """The file at ``path``, distinguished from any replacement by size and time.
 
-    Inodes would tell more, but some mounts of remote storage number a file anew at each opening.
+    Inodes would be more precise, but some remote mounts give a file a new one at each opening.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class StoredFile:
 
     @contextmanager
     def opened(self) -> Iterator[BufferedReader]:
-        """Yield the file, open; refuse another in its place, and one that changes meanwhile."""
+        """Yield the file, open; refuse a replacement, and a file that changes meanwhile."""
         try:
             with self.path.open("rb") as file:
                 self._check(file)

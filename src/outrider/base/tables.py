@@ -1,4 +1,4 @@
-"""The data files of packages, and sentences that stand in them."""
+"""The data files of packages, and the sentences in them."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 @cache
 def table(package: str, name: str) -> dict[str, Any]:
-    """Return ``data/NAME.toml`` of a package; do not change what it holds."""
+    """Return ``data/NAME.toml`` of a package, which callers must not modify."""
     text = (files(package) / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -17,5 +17,5 @@ def table(package: str, name: str) -> dict[str, Any]:
 def told(
     sentences: Mapping[str, str], holds: Mapping[str, object], values: Mapping[str, object] = {}
 ) -> list[str]:
-    """Return the sentences that hold, in the order of ``holds``, with values in their braces."""
+    """Return the sentences that hold, in the order of ``holds``, with ``values`` filled in."""
     return [sentences[name].format_map(values) for name, each in holds.items() if each]

@@ -21,17 +21,17 @@ _chosen: int | None = None
 
 
 def choose_threads(count: int | None) -> None:
-    """Have ``allowed_threads`` return at most ``count`` in this process; None changes nothing."""
+    """Limit ``allowed_threads`` to ``count`` in this process; None changes nothing."""
     global _chosen
     _chosen = count or _chosen
 
 
 def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
-    """Return the threads for the native step: those chosen, or as many as there are cores.
+    """Return the number of threads for the native step, by default that of the cores.
 
-    ``choose_threads`` chooses, else ``OMP_NUM_THREADS``.
+    ``choose_threads`` sets another number, else ``OMP_NUM_THREADS`` does.
 
-    At most the CPUs that affinity and the quota of the control group leave, at least 1.
+    It is at most the CPUs that affinity and the control group's quota allow, and at least 1.
     """
     cpus = os.sched_getaffinity(0)
     asked = re.match(r"\s*(\d+)", os.environ.get(VARIABLE, ""))  # a list's first number
@@ -44,7 +44,7 @@ def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
 
 
 def _cores(cpus: Iterable[int]) -> int:
-    """Return how many cores ``cpus`` are of: two threads of one share what multiplies."""
+    """Return how many cores ``cpus`` belong to: two threads of a core share its multipliers."""
     names = "physical_package_id", "core_id"
     places = [tuple(CPUS / f"cpu{cpu}" / "topology" / name for name in names) for cpu in cpus]
     try:
@@ -54,7 +54,7 @@ def _cores(cpus: Iterable[int]) -> int:
 
 
 def on_all_threads(one: Callable[[In], Out], parts: Sequence[In]) -> Iterator[Out]:
-    """Yield what ``one`` returns for each part, in order: for work outside Python's lock."""
+    """Yield what ``one`` returns for each part, in order: for work that releases the GIL."""
     threads = min(len(parts), allowed_threads())
     if threads < 2:
         yield from map(one, parts)
@@ -64,6 +64,6 @@ def on_all_threads(one: Callable[[In], Out], parts: Sequence[In]) -> Iterator[Ou
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system tells it."""
+    """Return the processor's name as the system reports it."""
     name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
     return name[1].strip() if name else platform.processor() or platform.machine()

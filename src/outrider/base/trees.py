@@ -25,11 +25,11 @@ def sizes(parents: Sequence[int]) -> list[int]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Return True if each node is the child of the one before; some long chains are not known."""
+    """Return True if each node is the child of the one before; False for 64 nodes or more."""
     return len(parents) < len(CHAINS) and parents == CHAINS[len(parents)]
 
 
 def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
-    """Return how many items are the same at the beginning of both."""
+    """Return the length of the common beginning of both."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,7 +1,7 @@
 """The types that packages share: requests, sequences, plans, drafts, verdicts, events.
 
-The standard library only, so that every floor may know these. Types that are made for
-every sequence or token of a step avoid frozen dataclasses, which take three times as long to make.
+Uses the standard library only, so that every package may import it. Types that are made for every
+sequence or token of a step are no frozen dataclasses, which take three times as long to make.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Origin(StrEnum):
 
 
 class Start(NamedTuple):
-    """The time at which a sequence left the queue, and its tokens that the cache held."""
+    """The time at which a sequence left the queue, and how many of its tokens were cached."""
 
     scheduled: float
     cached_tokens: int
@@ -113,7 +113,7 @@ class Speculation:
         check_ids(self, "prediction", self.prediction)
 
     def length(self, most: int) -> int:
-        """Return the longest draft, where the engine drafts at most ``most`` tokens."""
+        """Return the longest draft, if the engine drafts at most ``most`` tokens."""
         if not self.enabled:
             return 0
         longest = self.num_speculative_tokens
@@ -129,7 +129,7 @@ class Request:
     """One prompt to continue, checked and with its seed, see ``InputProcessor.request``.
 
     Requests wait by ``priority``, lowest first, then by order of arrival. Only requests with the
-    same ``cache_salt`` share cached prefixes. Nobody reads the output of an ``offline`` request
+    same ``cache_salt`` share cached prefixes. The output of an ``offline`` request is not read
     before its batch is done, so that it may wait for the prompts of others.
     """
 
@@ -166,10 +166,10 @@ def check_vocabulary(
 
 @dataclass
 class Counts:
-    """Counts of what speculation did, and their ratios.
+    """Counts of speculation, and their ratios.
 
-    ``drafts`` counts verify steps with a non-empty draft, ``drafted`` the depths their drafts
-    reached, ``outcomes`` by (depth of the draft, tokens accepted of it) how many drafts ended so.
+    ``drafts`` counts verify steps with a non-empty draft, ``drafted`` adds up the depths of their
+    drafts, ``outcomes`` counts drafts by (depth of the draft, accepted tokens).
     """
 
     steps: int = 0
@@ -181,7 +181,7 @@ class Counts:
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def record(self, depth: int, nodes: int, accepted: int, emitted: int) -> None:
-        """Count one decode step: a draft ``depth`` deep of ``nodes`` nodes, and what came of it."""
+        """Count one decode step: a draft ``depth`` deep of ``nodes`` nodes, and its result."""
         self.steps += 1
         self.emitted += emitted
         if depth:
@@ -236,11 +236,11 @@ class SequenceState:
     """One sample of one request while the engine works on it.
 
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
-    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
-    array, which the native step takes whole. ``keys`` are those of its full pages, of which others
-    can look up the first ``named``. ``states`` are those that it begins with behind pages that
-    others computed, until its first step. ``has_wishes`` is True where the request does not leave
-    drafting to the engine. ``workload`` names those that are expected to fare alike.
+    (set by the scheduler). ``num_computed`` have keys and values in the cache, on ``pages``, an
+    array that the native step takes as it is. ``keys`` are those of its full pages; other sequences
+    can look up the first ``named``. ``states`` are the recurrent states after pages that others
+    computed, until its first step. ``has_wishes`` is True if the request does not leave drafting to
+    the engine. ``workload`` is equal for sequences that are expected to have similar acceptance.
     """
 
     id: str
@@ -280,11 +280,11 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    At each level the rows of up to ``width`` nodes are run, each with up to ``branches`` children.
-    By ``rates`` (``native.rates.Rates``, None if unknown) a node has a chance that it and all
-    before it are accepted: below ``least`` nothing needs to follow, and below ``worth`` it may be
-    left out. Of ``choices`` (``native.interface.Choices``, None for all) those within the limits
-    are made.
+    At each level up to ``width`` nodes are run, each with up to ``branches`` children. ``rates``
+    (``native.rates.Rates``, None if unknown) give the probability that a node and all before it are
+    accepted: below ``least`` no children are needed, and below ``worth`` the node may be left out.
+    ``choices`` (``native.interface.Choices``, None for all) are the only nodes to draft, within the
+    limits.
     """
 
     depth: int
@@ -336,12 +336,12 @@ class DraftNodes(NamedTuple):
 
     ``parents[i]`` is the index of node i's parent, -1 for the root; parents come before their
     children, and nodes in a chain follow each other. The other columns are empty where unknown:
-    ``margins`` set nodes apart (the gap of log q + g to the next candidate, or of drafter suffix
-    the log odds against siblings), ``survivals`` are the chances that a node and all before it are
-    accepted, ``sources`` the drafters that proposed it. ``runs`` are the places behind the
-    committed tokens at which nodes have keys and values in the drafter's cache, -1 for none.
-    ``logits``, for the ratio rules, are the processed ones that nodes were drawn from, fp32 [nodes,
-    vocabulary]; None where each node was certain.
+    ``margins`` tell how clearly a node was chosen (the gap of log q + g to the next candidate or,
+    for drafter suffix, the log odds against siblings), ``survivals`` are the chances that a node
+    and all before it are accepted, ``sources`` the drafters that proposed it. ``runs`` are the
+    places after the committed tokens at which nodes have keys and values in the drafter's cache, -1
+    for none. ``logits``, for the ratio rules, are the processed ones that nodes were drawn from,
+    fp32 [nodes, vocabulary]; None if each node was certain.
     """
 
     tokens: list[int]
@@ -386,13 +386,13 @@ class Drafted(NamedTuple):
     accepted: int = 0
 
     def cut(self, depth: int) -> Drafted:
-        """Return the draft cut to ``depth``; of a tree all nodes stay."""
+        """Return the draft cut to ``depth``; a tree keeps all nodes."""
         tokens = self.tokens[:depth] if len(self.tokens) == self.depth else self.tokens
         return Drafted(self.drafter, tokens, depth, min(self.accepted, depth))
 
 
 class HiddenStates(NamedTuple):
-    """The target's residual stream behind the layers that drafters want, for the rows of a step.
+    """The target's residual stream after the layers that drafters want, for the rows of a step.
 
     ``layers[l]`` is [rows, hidden_size] in the target's dtype; the rows of the batch's i-th
     sequence begin at ``first[i]``: its committed ones, then its nodes.
@@ -407,8 +407,8 @@ class Verdict:
     """The acceptance rule's decision on a step, for each scheduled sequence.
 
     ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
-    from the root down, ``errors`` says why a sequence cannot go on. ``logprobs`` run with the
-    tokens where a request asked for them, None where not.
+    from the root down, ``errors`` says why a sequence cannot go on. ``logprobs`` match the tokens
+    if a request asked for them, else None.
     """
 
     tokens: list[list[int]]
@@ -418,11 +418,11 @@ class Verdict:
 
 
 class Event(NamedTuple):
-    """One token of one sample, as it is emitted; ``token_id`` is None where an error ends it.
+    """One token of one sample, as it is emitted; ``token_id`` is None if an error ends it.
 
-    ``text`` lags behind the tokens where a character or a stop string is incomplete. The engine
-    writes it where the request has stop strings, the frontend otherwise. ``drafted`` stands in the
-    first event of a sample in a step with a draft, ``start`` in its first event. ``finish_reason``
+    ``text`` lags behind the tokens while a character or a stop string is incomplete. The engine
+    writes it if the request has stop strings, else the frontend. ``drafted`` is in the first event
+    of a sample in a step with a draft, ``start`` in the sample's first event. ``finish_reason``
     ("stop", "length", "error") ends the sample, with its ``counts``. ``stop_reason`` is the stop
     token or string, None for EOS. ``prompt_logprobs`` come with the first token of the first
     sample: None for the prompt's first token. The frontend fills in ``prompt_index``, the prompt's
@@ -448,8 +448,8 @@ class Event(NamedTuple):
 class Plan(NamedTuple):
     """One step: the sequences that run, and those whose pages were taken to make room.
 
-    ``rows`` counts the committed rows of the batch, ``decoding`` its sequences that have no others
-    than their last token's. Parts of the step note their ``seconds``.
+    ``rows`` counts the committed rows of the batch, ``decoding`` its sequences whose only row is
+    their last token's. Parts of the step record their ``seconds``.
     """
 
     batch: list[Scheduled]
@@ -463,7 +463,7 @@ class StepSeconds:
     """The seconds of a step; its clock runs from when it is made until ``stop``.
 
     ``draft`` and ``verify`` are those of its parts, ``drafters`` those that each drafter took.
-    ``experts`` of a layer were read meanwhile, in the mean of layers; None without mixtures.
+    ``experts`` is the mean number of experts read per layer; None without mixtures.
     """
 
     __slots__ = ("_begin", "draft", "drafters", "experts", "step", "verify")

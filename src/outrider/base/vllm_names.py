@@ -36,7 +36,7 @@ SUFFIX = {
     "suffix_decoding_max_spec_factor": (1, "a match drafts up to as many tokens as it has"),
     "suffix_decoding_min_token_prob": (0.1, "a draft's probability is 0.1 or more"),
 }
-"""Keys of method suffix: our drafter's own value and what that means; others are ignored aloud."""
+"""Keys of method suffix: our drafter's value and its meaning; others are ignored with a warning."""
 
 
 def translate_deprecated(name: str, value: Any) -> tuple[str, Any]:

@@ -1,9 +1,9 @@
 """The distributions of replay targets and of the drafters that are planted for them.
 
-A distribution has one number, its *peak* m, the probability of one token. Of what is left, 1 - m,
-eight other tokens have shares, each half the one before, and a tenth is spread over the vocabulary.
-Two distributions of the same tokens with peaks m and m' draw the same token under shared noise with
-probability 1 - |m - m'|, which is 1 - TV, the most that any rule could reach.
+A distribution has one number, its *peak* m, the probability of one token. Of the rest, 1 - m, nine
+tenths go to eight other tokens, each with half of the one before, and a tenth is spread over the
+vocabulary. Two distributions of the same tokens with peaks m and m' draw the same token under
+shared noise with probability 1 - |m - m'|, which is 1 - TV, the most that any rule could reach.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from ..sampling.noise import words
 
 Floats = npt.NDArray[np.float64]
 
-# Noise streams of their own: no draw of a request with the workload's seed is among them.
+# Separate noise streams, which no request with the workload's seed draws from.
 LAW_STREAM = 2**32 - 2
 AGREEMENT_STREAM = 2**32 - 3
 
 OPEN_SHARE = 0.3  # the share of positions that are open; the others are nearly certain
 CERTAIN_PEAK = 0.999
-OPEN_PEAKS = (0.4, 0.95)  # from where to where the recorded token is likely where it is open
-OTHER_TOKENS = 8  # with a notable mass, each half the one before
+OPEN_PEAKS = (0.4, 0.95)  # range of the recorded token's probability at open positions
+OTHER_TOKENS = 8  # tokens with notable mass, each half of the one before
 SPREAD_SHARE = 0.1
 
 _HALVES = 0.5 ** np.arange(1, OTHER_TOKENS + 1)
 SHARES: Floats = (1 - SPREAD_SHARE) * _HALVES / _HALVES.sum()
-EVEN_PEAK = float(SHARES[0] / (1 + SHARES[0]))  # makes the first of the other tokens as likely
-PEAK_DISTANCE = 0.02  # of a planted drafter's peak from ``EVEN_PEAK``, against rounding
-SURE_ERRORS = 0.25  # share of a planted drafter's errors at which it is sure of another token
+EVEN_PEAK = float(SHARES[0] / (1 + SHARES[0]))  # where the first of the others is as likely
+PEAK_DISTANCE = 0.02  # least distance of a planted peak from ``EVEN_PEAK``, against rounding
+SURE_ERRORS = 0.25  # share of a planted drafter's errors in which it is sure of another token
 SMALLEST_PEAK = 1e-9
 
 
@@ -53,7 +53,7 @@ def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
     u = uniforms(answer, seed, LAW_STREAM, 2 + OTHER_TOKENS)
     low, high = OPEN_PEAKS
     peak = np.where(u[:, 0] < OPEN_SHARE, low + (high - low) * u[:, 1], CERTAIN_PEAK)
-    # The others lie in ranges of their own behind the recorded id, so that no two are the same.
+    # The others are in separate ranges after the recorded id, so that no two are the same.
     gap = (vocab_size - 1) // OTHER_TOKENS
     ahead = 1 + np.arange(OTHER_TOKENS) * gap + (u[:, 2:] * gap).astype(np.int64)
     recorded = np.asarray(answer, np.int64)[:, None]
@@ -62,16 +62,16 @@ def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
 
 
 def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -> Track:
-    """Return the distributions q of a drafter that agrees with those of ``target``, p, so often.
+    """Return the distributions q of a drafter with an ``agreement`` with those of ``target``, p.
 
     ``agreement`` is two things at once. With greedy sampling it is the share of positions at which
     q and p have the same most likely token. At temperature 1 it is the probability that both draw
     the same token under shared noise, sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), in expectation;
-    below 0.15 or so only the first holds.
+    below about 0.15 only the first holds.
 
-    Where q agrees it is p, at some positions with a lower peak; where it errs the peak is so low
-    that another token is the likeliest, and its margin tells. At a share ``SURE_ERRORS`` of its
-    errors its tokens are shifted by one, so that it is as sure of another.
+    Where q agrees, it is p, at some positions with a lower peak; where it errs, its peak is so low
+    that another token is the likeliest, by a small margin. In a share ``SURE_ERRORS`` of its errors
+    its tokens are shifted by one, so that it is as sure of another token.
     """
     peak = np.exp(target.z[:, 0].astype(np.float64))
     u, v = uniforms(target.ids[:, 0].tolist(), seed, AGREEMENT_STREAM, 2).T
@@ -87,8 +87,8 @@ def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -
 def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -> Floats:
     """Return the peaks [n] of a planted drafter from those of its target and from v in (0, 1).
 
-    Where it is ``sure`` they are the target's, but between that and ``EVEN_PEAK`` at a share
-    ``doubt`` of the positions; elsewhere they lie below ``EVEN_PEAK``. A doubt above 1 lowers all.
+    Where it is ``sure`` they are the target's, or at a share ``doubt`` of positions between that
+    and ``EVEN_PEAK``; elsewhere they are below it. A doubt above 1 lowers all.
     """
     low, high = EVEN_PEAK + PEAK_DISTANCE, EVEN_PEAK - PEAK_DISTANCE
     near = low + (peak - low) * np.minimum(1, v / max(doubt, SMALLEST_PEAK))
@@ -96,7 +96,7 @@ def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -
 
 
 def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
-    """Return how often draws from p and q [n, kinds] are the same; a kind has ``count`` tokens."""
+    """Return how often draws from p and q [n, kinds] agree; a kind has ``count`` tokens."""
     ratios = np.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
     same: Floats = (count / (ratios * count).sum(-1)).sum(-1)
     return same
@@ -104,7 +104,7 @@ def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
 
 @cache
 def doubt(agreement: float, vocab_size: int) -> float:
-    """Return how much a planted drafter doubts, so that it is accepted as often as it agrees."""
+    """Return the doubt at which a planted drafter is accepted as often as it agrees."""
     middles = (np.arange(64) + 0.5) / 64
     low, high = OPEN_PEAKS
     peaks = np.append(low + (high - low) * middles[1::4], CERTAIN_PEAK)

@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on, and the memory that this process takes of it."""
+"""The machine that a benchmark runs on, and the memory that this process uses."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from ..native.choice import library
 
 
 def machine() -> dict[str, Any]:
-    """Return what a report says of the machine."""
+    """Return a report's description of the machine."""
     native = library()
     return {
         "cpu": cpu_name(),
@@ -41,12 +41,12 @@ def available_cores() -> int:
 
 
 def reset_peak_memory() -> None:
-    """Start measuring the peak anew where the kernel can."""
+    """Reset the peak that is measured, if the kernel can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Return the most bytes of this process that were resident since the last reset."""
+    """Return this process's peak resident bytes since the last reset."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -41,11 +41,11 @@ class BenchOptions:
         model: the target, and ``target`` its name in the report.
         replay: the size of a replay target, see ``bench/replay.py``; ``model`` then lends its
             tokenizer only.
-        drafters: as ``LLM``, or of a replay target ``Replay.open``, takes them. None takes the
+        drafters: as ``LLM`` takes them or, for a replay target, ``Replay.open``. None takes the
             checkpoints ``beside`` the target, ngram and auto.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
-        fresh: start an engine for each measurement, so that the time it spends on learning counts.
+        fresh: start an engine for each measurement, so that its time to learn is counted.
         engine: further options of ``LLM``; those that are None take their defaults.
     """
 
@@ -76,7 +76,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchCell:
-    """One row of the report: a drafter ("none" with K = 0 is plain), and what it runs under."""
+    """One row of the report: a drafter ("none" with K = 0 is plain), and its conditions."""
 
     drafter: str
     length: int
@@ -89,7 +89,7 @@ class BenchCell:
 
 
 def drafter_names(options: BenchOptions) -> list[str]:
-    """Return the drafters to run. Raises ConfigError: one is not known, or not for this target."""
+    """Return the drafters to run. Raises ConfigError: one is unknown, or not for this target."""
     if options.replay is not None:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
         for drafter in chosen:
@@ -106,7 +106,7 @@ def drafter_names(options: BenchOptions) -> list[str]:
 
 
 def _near(folder: Path, options: BenchOptions) -> list[str]:
-    """Return the names of the drafters beside a target; heads only where the native step runs."""
+    """Return the names of the drafters beside a target; heads only if the native step runs."""
     dtype = str(options.engine.get("dtype", "auto"))
     native = library() is not None and is_native(open_checkpoint(folder), dtype)
     heads = (HeadSpec, MtpSpec)
@@ -131,10 +131,10 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
 
 
 def answered(llm: LLM, workload: Workload, codec: TextCodec, most: int) -> Workload:
-    """Return the workload with an item for each turn, behind the model's own earlier answers.
+    """Return the workload with an item for each turn, after the model's own earlier answers.
 
-    Answers are plain and greedy, and have ``most`` tokens at most. So every drafter, temperature
-    and round is asked the same.
+    Answers are plain and greedy, with at most ``most`` tokens. So every drafter, temperature and
+    round gets the same prompts.
     """
     behind = [[item] for item in workload.items]
     for depth in range(1, max(len(item.messages) for item in workload.items)):
@@ -149,13 +149,13 @@ def answered(llm: LLM, workload: Workload, codec: TextCodec, most: int) -> Workl
 
 
 def turned(items: Sequence[T], by: int) -> list[T]:
-    """Return the items turned on by so many places."""
+    """Return the items rotated by ``by`` places."""
     start = by % max(len(items), 1)
     return [*items[start:], *items[:start]]
 
 
 class Bench:
-    """The engines of a benchmark, one a drafter, its prompts, and a replay target's answers.
+    """The engines of a benchmark, one per drafter, its prompts, and a replay target's answers.
 
     Raises OutriderError: a model cannot be loaded, or the prompts do not fit model and batches.
     """
@@ -165,9 +165,9 @@ class Bench:
         names = [PLAIN, *dict.fromkeys(drafter_names(options))]
         folder = find_folder(options.model)
         files = Files(folder)
-        open_checkpoint(files)  # says best what is wrong with a folder that holds no model
+        open_checkpoint(files)  # gives the best error for a folder without a model
         codec = read_codec(files)
-        # A replay target says what was recorded, and a base model knows no turns.
+        # A replay target repeats the recording, and a base model has no turns.
         self.turns = bool(codec.templates) and options.replay is None
         count = workload.turns if self.turns else len(workload.items)
         for size in options.batch_sizes:
@@ -183,7 +183,7 @@ class Bench:
             answers = recorded_answers(workload, codec)
             self.limits = [min(options.max_tokens, len(answer)) for answer in answers]
             self.replay = Replay(options.replay, folder, self.prompts, answers)
-        self._targets: dict[str | None, Model] = {}  # by the CPUs that a drafter has for itself
+        self._targets: dict[str | None, Model] = {}  # by the CPUs reserved for a drafter
         specs = {} if self.replay else {name: find_drafter(name, folder) for name in names}
         self._placed = [name for name, spec in specs.items() if takes_cpus(spec)]
         self.engines = {name: self._open(name) for name in names}
@@ -192,7 +192,7 @@ class Bench:
             self.workload = workload = answered(self.plain, workload, codec, options.max_tokens)
             self.prompts = [item.encode(codec) for item in workload.items]
         self.beliefs: dict[BenchCell, dict[str, Any] | None] = {}
-        """What the engine believed at the end of each cell's last run."""
+        """What the engine's controller believed at the end of each cell's last run."""
         variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
         self.cells = [BenchCell(n, k, t, b) for t, b in self.conditions for n, k in variants]
@@ -215,7 +215,7 @@ class Bench:
             **self.options.engine,
             "num_speculative_tokens": max(self.options.lengths),
             "max_num_seqs": max(self.options.batch_sizes),
-            "enable_prefix_caching": False,  # prompts come again and again
+            "enable_prefix_caching": False,  # prompts are repeated
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
@@ -233,12 +233,12 @@ class Bench:
         return [params_of(item, temperature, i, most) for i, (item, most) in enumerate(pairs)]
 
     def order(self, number: int) -> Iterator[BenchCell]:
-        """Yield the cells of a round, turned on by one a round; what is compared stays together."""
+        """Yield the cells of a round, rotated by one each round; compared ones stay together."""
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
 
     def run(self, progress: Callable[[int, int], None]) -> dict[BenchCell, list[Pass]]:
-        """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
+        """Warm up, then run every round; ``progress`` gets (cells done, all cells)."""
         timings: dict[BenchCell, list[Pass]] = {cell: [] for cell in self.cells}
         rounds = map(self.order, range(self.options.rounds))
         schedule = [*self.cells, *chain.from_iterable(rounds)]

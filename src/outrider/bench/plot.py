@@ -23,9 +23,9 @@ def whiskers(runs: Sequence[Run], name: str) -> tuple[list[float], list[list[flo
 def draw(report: dict[str, Any], file: Path) -> None:
     """Write the figure of a report with at least one drafter to ``file``, a PNG.
 
-    A panel a batch size shows the speedup by K, the last one acceptance by position at the largest
-    K. A colour is a drafter, and a line's style a temperature. Raises ConfigError: the file cannot
-    be written.
+    A panel for each batch size shows the speedup by K; the last one shows acceptance by position at
+    the largest K. Colours are drafters, and line styles temperatures. Raises ConfigError: the file
+    cannot be written.
     """
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
     sizes = list(dict.fromkeys(run["batch_size"] for run in runs))
@@ -44,7 +44,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
                 capsize=3, **_style(lines, drafter, temperature),
             )  # fmt: skip
         _describe(panel, f"speedup, batch size {size}", "draft length K, tokens", "times plain")
-    # Acceptance does not depend on the batch: the first size speaks for all.
+    # Acceptance does not depend on the batch, so the first size is enough.
     for drafter, temperature in lines:
         survival = _line(runs, drafter, temperature, sizes[0])[-1]["acceptance_by_position"] or []
         places = range(1, len(survival) + 1)
@@ -69,7 +69,7 @@ def _line(runs: Sequence[Run], drafter: str, temperature: float, size: int) -> l
 
 
 def _style(lines: list[tuple[str, float]], drafter: str, temperature: float) -> dict[str, Any]:
-    """Return what a line looks like, and its label."""
+    """Return the style of a line, and its label."""
     drafters, temperatures = (list(dict.fromkeys(part)) for part in zip(*lines, strict=True))
     name = drafter if len(drafter) <= LONGEST_NAME else f"…{drafter[1 - LONGEST_NAME :]}"
     form = STYLES[temperatures.index(temperature) % len(STYLES)]
@@ -81,7 +81,7 @@ def _style(lines: list[tuple[str, float]], drafter: str, temperature: float) -> 
 
 
 def _describe(panel: Axes, title: str, across: str, up: str) -> None:
-    """Name a panel and its axes, which begin at 0 and have whole numbers across."""
+    """Name a panel and its axes; y begins at 0, and x has whole numbers."""
     panel.set(title=title, xlabel=across, ylabel=up)
     panel.set_ylim(bottom=0)
     panel.locator_params(axis="x", integer=True)
@@ -91,8 +91,8 @@ def _describe(panel: Axes, title: str, across: str, up: str) -> None:
 def draw_tuning(report: dict[str, Any], file: Path) -> None:
     """Write the figure of ``TuningResult.report`` to ``file``, a PNG, or raise ConfigError.
 
-    A panel a batch size shows tokens per second by K: points were raced, lines are promises. The
-    last panel has throughput against what a sequence waits for a token.
+    A panel for each batch size shows tokens per second by K: points were raced, lines are
+    predictions. The last panel shows throughput against the time per token of a sequence.
     """
     cells = report["batch_sizes"]
     machine = report["machine"]
@@ -131,7 +131,7 @@ def _by_length(panel: Axes, cell: dict[str, Any]) -> None:
 
 
 def _frontier(panel: Axes, report: dict[str, Any]) -> None:
-    """Draw throughput against latency: all that was raced, and the points that none beats."""
+    """Draw throughput against latency: all raced settings, and the Pareto-optimal points."""
     for place, cell in enumerate(report["batch_sizes"]):
         raced = [row for row in cell["settings"] if row["rounds"]]
         for name, marker in (("plain", "s"), ("drafted", "o")):

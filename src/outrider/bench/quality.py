@@ -1,7 +1,7 @@
 """The cost of quantisation: quantised weights against the checkpoint's own, over text.
 
-Both models read the same windows of text, and every position is compared. Windows are independent
-as far as the text is, so that means over windows have intervals.
+Both models read the same windows of text, and every position is compared. Windows are as
+independent as the text allows, so that means over windows have intervals.
 """
 
 import math
@@ -27,7 +27,7 @@ from ..sampling.pipeline import Logits
 from ..text.codec import TextCodec
 
 WINDOW_TOKENS = 512  # tokens of a window, at most the model's context
-LEAST_WINDOWS = 8  # fewer windows have no interval to speak of
+LEAST_WINDOWS = 8  # fewer windows give no useful interval
 CONFIDENCE = 0.95
 PAGE_SIZE = 16
 METHOD = "mean over windows, normal approximation; of the perplexity's loss, over paired windows"
@@ -36,8 +36,8 @@ METHOD = "mean over windows, normal approximation; of the perplexity's loss, ove
 def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[list[int]]:
     """Return at most ``most`` windows of ``length`` tokens, evenly spread over the texts.
 
-    Each begins with what the tokenizer puts before a text; an end that fills no window is left out.
-    Raises ConfigError: there are fewer than ``LEAST_WINDOWS``.
+    Each begins with the tokens that the tokenizer puts before a text; a rest that does not fill a
+    window is left out. Raises ConfigError: there are fewer than ``LEAST_WINDOWS``.
     """
     before = codec.encode("")
     size = length - len(before)
@@ -55,7 +55,7 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
 
 
 def distribution(model: Model, window: Sequence[int]) -> Logits:
-    """Return log probabilities behind each token but the last: fp32 [tokens - 1, vocabulary]."""
+    """Return log probabilities after each token but the last: fp32 [tokens - 1, vocabulary]."""
     pages = range(1, 1 + -(-len(window) // PAGE_SIZE))
     store = model.new_store(1 + len(pages), PAGE_SIZE)
     rows = len(window) - 1
@@ -66,14 +66,14 @@ def distribution(model: Model, window: Sequence[int]) -> Logits:
 
 
 def compare(exact: Logits, own: Logits, window: Sequence[int]) -> tuple[float, float, float]:
-    """Return nats, nats of divergence, and agreement with the ``exact`` model in a window."""
+    """Return loss in nats, and divergence in nats from and agreement with ``exact``."""
     divergence = float((np.exp(exact) * (exact - own)).sum(-1).mean())
     same = exact.argmax(-1) == own.argmax(-1)
     return loss(own, window), divergence, float(same.mean())
 
 
 def loss(own: Logits, window: Sequence[int]) -> float:
-    """Return the mean nats of the tokens that really follow."""
+    """Return the mean loss in nats of the actual next tokens."""
     after = np.array(window[1:])[:, None]
     return -float(np.take_along_axis(own, after, -1).mean())
 
@@ -112,14 +112,13 @@ def quality(
 ) -> dict[str, Any]:  # fmt: skip
     """Return a report on quantised weights beside the checkpoint's own in ``dtype``.
 
-    ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
-    The reference's activations have 16 bits where its weights are quantised already, so that such a
-    checkpoint beside itself shows what the default of ``activations`` costs. Its keys and values
-    are of ``dtype``; the others' are as ``kv_cache_dtype`` says.
-    ``perplexity_loss`` is the ratio to the reference's perplexity, less 1; ``agreement`` the share
-    of positions with the same most likely next token; ``divergence`` the mean KL divergence, in
-    nats. All models stay in memory. Raises OutriderError: a model cannot be loaded, a recipe is
-    none, or there is too little text.
+    ``recipes`` are what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer. If
+    the reference's weights are already quantised, its activations have 16 bits, so that comparing
+    such a checkpoint with itself shows the cost of the default ``activations``. Its keys and values
+    have ``dtype``; the others' have ``kv_cache_dtype``. ``perplexity_loss`` is the ratio to the
+    reference's perplexity, less 1; ``agreement`` the share of positions with the same most likely
+    next token; ``divergence`` the mean KL divergence, in nats. All models stay in memory. Raises
+    OutriderError: a model cannot be loaded, a recipe is wrong, or there is too little text.
     """
     folder = find_folder(model)
     chosen = {

@@ -1,8 +1,8 @@
 """A race of settings: the fastest, with fewer runs than trying each of them often.
 
-Under the coupled rule long drafts tell what shorter ones would have brought, and a step's time lies
-on a line between lengths that were run; so a few lengths promise the speed of every length.
-Settings that promise enough are run in turns, and leave when the others are surely faster.
+Under the coupled rule, long drafts show how shorter ones would have done, and a step's time is
+interpolated between lengths that were run; so a few lengths predict the speed of every length.
+Settings with a good prediction run in turns, and are dropped once others are surely faster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ from .intervals import student
 PLAIN = "none"
 SCREENED_LENGTHS = 4  # lengths of a drafter that are screened
 SCREENINGS = 2  # runs of each setting that is screened
-PROMISE_SLACK = 0.15  # the share below the best that a setting may promise, to be raced
-MOST_OF_A_DRAFTER = 3  # lengths raced at most, so that no drafter crowds out the others
-MOST_RACED = 6  # settings that are raced at most, beside plain decoding
-ALLOWED_LOSS = 0.03  # the loss of the winner against any other, at most, for the race to end
-FEWEST_ROUNDS = 3  # runs of each setting before any leaves
-MOST_ROUNDS = 12  # of a race, at most
+PROMISE_SLACK = 0.15  # how far below the best a raced setting's prediction may be, as a share
+MOST_OF_A_DRAFTER = 3  # most lengths raced, so that no drafter crowds out the others
+MOST_RACED = 6  # most settings that are raced, besides plain decoding
+ALLOWED_LOSS = 0.03  # largest loss of the winner against any other at which the race ends
+FEWEST_ROUNDS = 3  # runs of each setting before any is dropped
+MOST_ROUNDS = 12  # most rounds of a race
 
 
 class Setting(NamedTuple):
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 class RaceRun(NamedTuple):
-    """A pass over the prompts: decoded ``tokens``, ``seconds`` of that, and what drafts brought."""
+    """A pass over the prompts: decoded ``tokens``, the ``seconds`` that took, and draft counts."""
 
     tokens: int
     seconds: float
@@ -54,10 +54,10 @@ PLAIN_SETTING = Setting()
 
 
 def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[int, float]:
-    """Return the speed that drafts of each length promise, tokens per second.
+    """Return the speed predicted for drafts of each length, in tokens per second.
 
-    The longest of the ``screened`` runs, by draft length, says how far shorter drafts reach and how
-    many of their tokens stand.
+    The longest of the ``screened`` runs, keyed by draft length, shows how long shorter drafts would
+    be and how many of their tokens would be accepted.
     """
     known = sorted(screened)
     counts = screened[known[-1]].counts
@@ -81,14 +81,14 @@ def promises(screened: Mapping[int, RaceRun], lengths: Sequence[int]) -> dict[in
 
 
 def sample(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths that are screened: the first, the last, and some between."""
+    """Return the lengths that are screened: the first, the last, and some in between."""
     count = min(SCREENED_LENGTHS, len(lengths))
     places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
     return [lengths[place] for place in sorted(places)]
 
 
 def merged(runs: Sequence[RaceRun]) -> RaceRun:
-    """Return runs of one setting as one."""
+    """Return the runs of one setting merged into one."""
     counts = Counts()
     for each in runs:
         counts.add(each.counts)
@@ -96,7 +96,7 @@ def merged(runs: Sequence[RaceRun]) -> RaceRun:
 
 
 def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
-    """Return settings that promise nearly the best speed, the fastest first."""
+    """Return settings predicted to be nearly the fastest, the fastest first."""
     enough = (1 - PROMISE_SLACK) * max(promised.values())
     chosen: list[Setting] = []
     for each in sorted(promised, key=promised.__getitem__, reverse=True):
@@ -108,10 +108,10 @@ def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
 
 @dataclass
 class Race:
-    """The runs of a race, and what follows from them.
+    """The runs of a race, and the results.
 
-    ``loss`` is the share of its speed that the winner loses at most by not being another setting of
-    the race, with about 95 % confidence.
+    ``loss`` bounds how much faster than the winner another setting of the race could be, as a
+    share, with about 95 % confidence.
     """
 
     screened: dict[Setting, RaceRun] = field(default_factory=dict)  # all before the race
@@ -130,7 +130,7 @@ class Race:
         return fmean([log(run.speed) for run in self.runs[setting]])
 
     def margin(self) -> float:
-        """Return how far the winner's and a rival's level may lie apart by chance.
+        """Return how far apart the winner's and a rival's level may be by chance.
 
         The confidence is 95 % for all rivals together (Bonferroni). All contenders run in each
         round: the variance is that of the residuals once settings and rounds have their own means.
@@ -148,7 +148,7 @@ class Race:
         return student(freedom, rivals) * sqrt(2 * square / freedom / rounds) if freedom else inf
 
     def drop(self) -> None:
-        """Take those out of the race that are surely slower than the winner."""
+        """Drop the contenders that are surely slower than the winner, and update ``loss``."""
         best, margin = self.level(self.winner), self.margin()
         self.contenders = [
             each
@@ -168,9 +168,9 @@ def race(
 ) -> Race:
     """Return the race of plain decoding, drafters with several lengths, and other settings.
 
-    ``measure`` runs a setting in a round: those of the race are numbered from 1, those of the
-    screening end with 0. ``families`` are rising lengths by drafter; ``others`` settings that no
-    other run tells of; ``told`` hears how many runs are done, of how many at most.
+    ``measure`` runs a setting in a round; rounds of the race count from 1, those of the screening
+    end at 0. ``families`` are rising lengths by drafter; ``others`` are settings that no other run
+    predicts. ``told`` is called with the number of finished runs, and its maximum.
     """
     result = Race()
     samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]

@@ -17,7 +17,7 @@ from .workload import Item
 
 
 def params_of(item: Item, temperature: float, seed: int, most: int) -> SamplingParams:
-    """Return the parameters of an item with ``most`` output tokens; its schema ends it, not EOS."""
+    """Return an item's parameters with ``most`` output tokens; a schema, not EOS, ends it."""
     form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
     return SamplingParams(
         temperature=temperature, seed=seed, max_tokens=most, ignore_eos=form is None,
@@ -27,7 +27,7 @@ def params_of(item: Item, temperature: float, seed: int, most: int) -> SamplingP
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep what is loaded out of the garbage collector's searches before each run.
+    """Keep loaded objects out of garbage collection during a run.
 
     What the caller has frozen stays frozen.
     """
@@ -57,7 +57,7 @@ class Batch:
 
     @property
     def decode_tokens(self) -> int:
-        """N - 1, added up: tokens after each sample's first."""
+        """The sum of N - 1 over samples: the tokens after each sample's first."""
         return sum(len(state.samples[0].token_ids) - 1 for state in self.states)
 
     @property
@@ -67,7 +67,7 @@ class Batch:
 
 
 def run(llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Batch:
-    """Continue ``prompts`` (one sample each) together, watching the clock."""
+    """Continue ``prompts`` (one sample each) together, and time it."""
     start = time.perf_counter()
     states = llm.start(list(prompts), list(params))
     events = list(llm.run(states))
@@ -99,7 +99,7 @@ class Pass:
 
     @property
     def seconds(self) -> float:
-        """From each batch's call to its last token, added up."""
+        """The sum over batches of the time from the call to the last token."""
         return sum(batch.end - batch.start for batch in self.batches)
 
     @property
@@ -113,17 +113,17 @@ class Pass:
 
     @property
     def end_to_end(self) -> float:
-        """Tokens a second from the call on, the prompts' time included."""
+        """Tokens per second from the call on, including the prompts' time."""
         return sum(map(len, self.outputs)) / self.seconds
 
     @property
     def latency(self) -> float:
-        """Seconds that a sequence waits for a token."""
+        """Mean seconds per token of a sequence, after its first token."""
         waits = [state.ended - state.started - (state.ttft or 0.0) for state in self.states]
         return sum(waits) / self.decode_tokens
 
     def speed_of(self, chosen: Sequence[int]) -> float:
-        """Return the tokens a second that some sequences, by their places, get behind the first."""
+        """Return the tokens per second, after the first, of the sequences with these indices."""
         states = [self.states[i] for i in chosen]
         waits = sum(state.ended - state.started - (state.ttft or 0.0) for state in states)
         return sum(len(state.samples[0].token_ids) - 1 for state in states) / waits

@@ -1,8 +1,8 @@
 """The share of a figure that comes from text that repeats itself.
 
-A small greedy model decodes in loops, which any drafter continues. A step repeats when the last 4
-tokens of prompt + output before it occurred earlier in them, and were followed there by the very
-token that the step emits first.
+A small greedy model decodes in loops, which any drafter continues. A step repeats if the last 4
+tokens of prompt + output before it occurred earlier, followed by the same token that the step emits
+first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ GRAM = 4
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One decode step: its first token's index in the output, and what became of its draft."""
+    """One decode step: its first token's index in the output, and the result of its draft."""
 
     first: int
     accepted: int
@@ -35,7 +35,7 @@ def steps(origins: Sequence[Origin]) -> list[DecodeStep]:
 
 
 def repeats(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
-    """Return for each output token if it continues the 4 tokens before it as they were before."""
+    """Return for each output token whether it followed the same 4 tokens before."""
     tokens = [*prompt, *output]
     seen: set[tuple[int, ...]] = set()
     again = []

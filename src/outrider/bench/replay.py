@@ -1,19 +1,19 @@
 """Replay targets: recorded answers at the cost of a real model.
 
-A small model that writes code cannot write prose or edit a file, so what speculation does there is
-measured on a target that is told what to say: a real Transformer with random weights, whose logits
-are replaced by a planted distribution, peaked on the next token of a recorded answer. Planted
-drafters agree with it as often as chosen (``bench/distributions.py`` has both). Speeds on a replay
-target are those of its size, answers and agreement, of no trained model.
+A small model that writes code cannot write prose or edit a file, so speculation on such text is
+measured on a scripted target: a real Transformer with random weights, whose logits are replaced by
+a planted distribution, peaked on the next token of a recorded answer. Planted drafters agree with
+it as often as chosen (``bench/distributions.py`` has both). Speeds on a replay target are those of
+its size, answers and agreement, not of a trained model.
 
 Where that differs from trained models: a planted drafter errs at each position independently. One
-that costs nothing says its most likely token for certain, so that above temperature 0 it is
+that costs nothing drafts its most likely token as certain, so that above temperature 0 it is
 accepted less often than it agrees. Under a JSON schema, which masks the planted distributions and
-cuts or mends drafts, more is accepted.
+cuts or repairs drafts, more is accepted.
 
 A distribution is a function of (workload seed, index in the output, the recorded token there)
-alone: after a sampled token that differs, the recording goes on at the next index, and past its end
-it says EOS.
+alone: after a sampled token that differs, the recording continues at the next index, and after its
+end comes EOS.
 """
 
 import json
@@ -59,7 +59,7 @@ SPREAD = 0.02
 class ReplaySize:
     """A Llama's shape, heads of 64: what a forward costs.
 
-    With ``experts``, each of ``inner`` elements, it is a Qwen3-MoE's; a row goes to ``top`` of
+    With ``experts``, each of ``inner`` elements, it is a Qwen3-MoE's; a row is routed to ``top`` of
     them.
     """
 
@@ -75,7 +75,7 @@ class ReplaySize:
         return sum(map(math.prod, self.tensors(vocab_size).values()))
 
     def tensors(self, vocab_size: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all weights by their names in a checkpoint."""
+        """Return the shapes of all weights, by their names in a checkpoint."""
         queries, keys = HEAD_DIM * self.heads, HEAD_DIM * self.kv_heads
         shapes: dict[str, tuple[int, ...]] = {
             "self_attn.q_proj": (queries, self.width),
@@ -152,11 +152,11 @@ def write_random(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-LOOKUPS = ("ngram", "suffix")  # drafters that draft for a replay target as for any other
+LOOKUPS = ("ngram", "suffix")  # drafters that work for a replay target as for any other
 
 
 def parse_planted(drafter: str) -> tuple[float, str | None]:
-    """Return how often a planted drafter agrees, and the size that it costs, None for nothing.
+    """Return how often a planted drafter agrees, and the size whose cost it has; None for no cost.
 
     "planted:0.8" costs nothing, "planted:0.8:3m" a model of 3M parameters. Raises ConfigError: it
     is neither.
@@ -174,7 +174,7 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
 
 
 def parts_of(drafter: str) -> tuple[list[str], bool]:
-    """Return the drafters that ``drafter`` joins, and if auto chooses; or raise ConfigError."""
+    """Return the drafters that ``drafter`` joins, whether auto chooses; or raise ConfigError."""
     parts = drafter.split(TOGETHER)
     auto = AUTO in parts and len(parts) > 1
     parts = [part for part in parts if not (auto and part == AUTO)]
@@ -192,18 +192,18 @@ def prompt_key(prompt: Sequence[int]) -> bytes:
 
 
 Tracks = Mapping[bytes, Track]
-MOST_SEQUENCES = 4096  # sequences whose tracks are kept at hand
+MOST_SEQUENCES = 4096  # most sequences whose tracks are cached
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
 
 
 class ReplayModel(Model):
-    """Runs another model, and says what ``tracks`` have, by ``prompt_key``, for the prompt.
+    """Runs another model, with logits from the prompt's track in ``tracks``, by ``prompt_key``.
 
-    A row's logits depend on its prompt and position alone; without a track they are the other's.
+    A row's logits depend only on its prompt and position; without a track they are the model's.
     """
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
-        # Without the other's windows: planted distributions go by the whole prompt.
+        # Without the other's windows: planted distributions depend on the whole prompt.
         self.shape = Shape(
             **{field.name: getattr(model.shape, field.name) for field in fields(Shape)}
         )
@@ -220,7 +220,7 @@ class ReplayModel(Model):
         return self._model.new_store(num_pages, page_size)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """Return what the other model does, with the planted logits; it sees every prompt whole."""
+        """Return the other model's output with planted logits; prompts must be run in full."""
         planted = [each._replace(planted=self._tracks.get(self._seen(each))) for each in segments]
         output = self._model.run(planted, store, hidden)
         if output.logits is not None:
@@ -267,7 +267,7 @@ class ReplayModel(Model):
         return track
 
     def _seen(self, segment: Segment) -> bytes:
-        """Return the key of the prompt of a segment's sequence, as far as it has come."""
+        """Return the key of the prompt of a segment's sequence, up to this segment."""
         rest = segment.prompt_length - segment.start
         if rest > 0:
             before = self._prompts[segment.key] if segment.start else b""
@@ -276,10 +276,10 @@ class ReplayModel(Model):
 
 
 class PlantedDrafter(ChainDrafter):
-    """Drafts what ``tracks`` say, at no cost."""
+    """Drafts the tokens in ``tracks``, at no cost."""
 
     name = "planted"
-    peek = Drafter.peek  # it is known by its drafts alone
+    peek = Drafter.peek  # it shows only its drafts
 
     def __init__(self, tracks: Tracks, max_length: int) -> None:
         super().__init__(max_length)
@@ -305,20 +305,20 @@ class PlantedSpec(DrafterSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedSpec(ModelSpec):
-    """A checkpoint as drafter, whose model says what ``tracks`` hold."""
+    """A checkpoint as drafter, whose logits are planted from ``tracks``."""
 
     tracks: Tracks
 
     def needs(self, context: DrafterContext) -> Needs:
         needs = super().needs(context)
-        model, _ = needs.loaded  # what is planted goes by all ids
+        model, _ = needs.loaded  # planted tracks cover all ids
         return replace(needs, loaded=(ReplayModel(model, self.tracks), None))
 
 
 class Replay:
-    """A replay target: what it says, and engines that run it; ``about`` is what reports say.
+    """A replay target: its answers, and engines that run it; ``about`` describes it in reports.
 
-    It takes tokenizer, vocabulary, EOS and context of the checkpoint ``source``. Raises
+    It takes tokenizer, vocabulary, EOS and context from the checkpoint ``source``. Raises
     ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has two
     answers.
     """
@@ -358,8 +358,8 @@ class Replay:
     def open(self, drafter: str, **options: Any) -> LLM:
         """Return an ``LLM`` of this target with a drafter: "none", a lookup or a planted one.
 
-        Names joined by "+" draft together. Behind "auto+" they are what it chooses among, beside
-        suffix and predictions. Targets of the same options share their weights.
+        Names joined by "+" draft together. After "auto+" they are what auto chooses among, besides
+        suffix and predictions. Targets with the same options share their weights.
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)

@@ -1,6 +1,6 @@
 """From runs to figures: the JSON contract of ``outrider bench``.
 
-Rates and times are medians over rounds; ``speedup`` is that of the ratio to plain decoding in the
+Rates and times are medians over rounds; ``speedup`` is the median ratio to plain decoding in the
 same round, temperature and batch size. ``*_interval`` is a confidence interval of the median, [low,
 high], null with fewer than 6 rounds.
 """
@@ -23,11 +23,11 @@ TURNS = {
     "all": ", conversations turn by turn behind the model's own greedy answers",
     "first": ", first turns of conversations alone",
 }
-"""What a heading says of conversations."""
+"""A heading's note on conversations."""
 
 
 def setting(bench: Bench) -> dict[str, Any]:
-    """Return where it ran, and with what."""
+    """Return the machine and the settings of a benchmark."""
     engine = bench.options.engine
     return {
         **machine(),
@@ -40,7 +40,7 @@ def setting(bench: Bench) -> dict[str, Any]:
 def differences(
     bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]
 ) -> list[tuple[int, Difference]]:
-    """Return every difference to plain decoding's first outputs: (prompt, what it is)."""
+    """Return every difference from plain decoding's first outputs, as (prompt, difference)."""
     params = bench.params(cell.temperature)
     parted = []
     for i, expected in enumerate(plain[0].outputs):
@@ -55,17 +55,17 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
     """Return one entry of ``runs``.
 
     ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round,
-    ``latency_per_token_ms`` what a sequence waits for a token: (T(N)-T(1))/(N-1). ``end_to_end_*``
+    ``latency_per_token_ms`` the time per token of a sequence: (T(N)-T(1))/(N-1). ``end_to_end_*``
     count from the call on. ``sequence_length`` is the mean of prompt + output, in tokens;
-    ``num_samples`` how many sequences a round has. ``acceptance_*`` are defined at ``Counts`` and
-    null without a drafter. ``peak_memory_bytes`` is the process's, all engines loaded.
-    ``numerical_ties`` counts sequences that part from plain decoding at a tie, where their
-    comparison ends; ``outputs_identical`` is false only for a difference that is none.
-    ``replay`` says what a replay target is, null for a real one. ``controller`` is what the engine
-    believed at the end of the last round, null where it was told how to draft. Of
-    ``acceptance_length_without_repeats`` and ``repeated_share`` (of tokens): ``bench/repeats.py``.
-    ``turns`` is "first" where later ones of conversations were left out, "all" where the model's
-    own answers stand between them, null without conversations. ``categories``: ``by_category``.
+    ``num_samples`` the number of sequences in a round. ``acceptance_*`` are defined at ``Counts``
+    and null without a drafter. ``peak_memory_bytes`` is the process's, all engines loaded.
+    ``numerical_ties`` counts sequences that diverge from plain decoding at a tie, where their
+    comparison ends; ``outputs_identical`` is false only for a difference that is not a tie.
+    ``replay`` describes a replay target, null for a real one. ``controller`` is what the engine
+    believed at the end of the last round, null if it was told how to draft. See
+    ``bench/repeats.py`` for ``acceptance_length_without_repeats`` and ``repeated_share`` (of
+    tokens). ``turns`` is "first" if later turns of conversations were left out, "all" if they
+    follow the model's own answers, null without conversations. ``categories``: see ``by_category``.
     """
     drafts = cell.drafter != PLAIN
     samples, counts = runs[0].samples, total(run.counts for run in runs)
@@ -109,7 +109,7 @@ def figures(bench: Bench, cell: BenchCell, runs: list[Pass], plain: list[Pass]) 
         "repeated_share": sum(again) / len(again),
         "controller": bench.beliefs[cell],
         "differences": [
-            # No number of JSON is infinite: the gap to a token that is never drawn is null.
+            # JSON has no infinity: the gap to a token that is never drawn is null.
             {"sample": i, **asdict(d), "gap": d.gap if math.isfinite(d.gap) else None}
             for i, d in parted
         ],
@@ -130,10 +130,10 @@ def by_category(
     plain: list[Pass],
     parted: list[tuple[int, Difference]],
 ) -> dict[str, Any]:
-    """Return figures of the prompts of each category; none where prompts have no category.
+    """Return figures of the prompts of each category; empty if prompts have no category.
 
-    ``tokens_per_second`` is what a sequence gets behind its first token, ``speedup`` the ratio of
-    that to plain decoding in the same round.
+    ``tokens_per_second`` is the speed of a sequence after its first token, ``speedup`` its ratio to
+    plain decoding in the same round.
     """
     members: dict[str, list[int]] = {}
     for i, item in enumerate(bench.workload.items):
@@ -171,7 +171,7 @@ def report(bench: Bench, timings: dict[BenchCell, list[Pass]]) -> dict[str, Any]
 
 
 def heading(report: dict[str, Any]) -> list[str]:
-    """Return the lines above every table and figure: what ran where, replay targets named."""
+    """Return the lines above every table and figure: what ran where, and any replay target."""
     run, machine = report["runs"][0], report["machine"]
     workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
     weights = machine["dtype"]

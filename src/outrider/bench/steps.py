@@ -1,7 +1,7 @@
 """A profile for planning: what an engine's steps cost on this machine while it decodes.
 
-Steps are timed in which all sequences of a batch decode and nothing else runs. Batch sizes and
-draft lengths take turns, and the quicker steps count, since others may use the machine.
+Only steps in which all sequences of a batch decode and nothing else runs are timed. Batch sizes and
+draft lengths take turns, and the faster steps count, since others may use the machine.
 """
 
 from bisect import bisect_left
@@ -22,18 +22,18 @@ from .offline import turned
 
 T = TypeVar("T")
 SIZES = (1, 4, 16)  # batch sizes of a profile
-MIDDLE_LENGTH = 3  # draft length that is measured beside 0, 1 and the longest
+MIDDLE_LENGTH = 3  # draft length that is measured besides 0, 1 and the longest
 ROUNDS, TOKENS = 3, 64
 PROFILE_PROMPTS = 4  # prompts of a profile
-PASSES = 3  # requests, over how many run at once
-QUICK_SHARE = 0.1  # share of steps that are quicker than the seconds that count
-LIKE_FACTOR = 1.1  # steps count together whose rows differ by less than this factor
-ALIKE_FACTOR = 1.02  # the same where sequences are to make the difference
-FEWEST_STEPS = 10  # steps with about as many rows from which their seconds count
+PASSES = 3  # number of requests over how many run at once
+QUICK_SHARE = 0.1  # share of steps that are faster than the time that counts
+LIKE_FACTOR = 1.1  # steps whose rows differ by less than this factor are grouped
+ALIKE_FACTOR = 1.02  # the same when comparing numbers of sequences
+FEWEST_STEPS = 10  # fewest steps in a group by rows whose seconds count
 
 
 class Timed(NamedTuple):
-    """One step of ``size`` sequences that decode: tokens that were emitted and drafted, seconds."""
+    """One step of ``size`` decoding sequences: tokens emitted and drafted, and seconds."""
 
     size: int
     emitted: int
@@ -49,7 +49,7 @@ class Timed(NamedTuple):
 
     @property
     def host(self) -> float:
-        """Seconds beside drafting and verification."""
+        """Seconds besides drafting and verification."""
         return self.seconds - self.draft - self.verify
 
 
@@ -58,8 +58,8 @@ def timed(
 ) -> tuple[list[Timed], Counts]:
     """Return the steps of ``size`` sequences that decode, each with a draft of ``k`` tokens.
 
-    A sequence that ends makes room for the next one, as in a server, until there were ``PASSES``
-    times as many as run together. The counts are those of all steps.
+    A sequence that ends makes room for the next one, as in a server, until ``PASSES`` times as many
+    have run as run together. The counts are those of all steps.
     """
     engine = llm.engine
     how = Speculation(enabled=k > 0, num_speculative_tokens=k or None)
@@ -94,7 +94,7 @@ def timed(
 
 
 def timed_steps(record: StepRecord | None, size: int) -> list[Timed]:
-    """Return what a step took, if all of ``size`` sequences decoded in it, else nothing."""
+    """Return a step's times if all of ``size`` sequences decoded in it, else nothing."""
     if record is None or not record.plan.rows == record.plan.decoding == size:
         return []
     events, seconds = record.events, record.seconds
@@ -109,7 +109,7 @@ def profile(
     """Return what steps cost by rows, sequences and draft length, with the engine's drafter.
 
     ``llm`` drafts up to ``longest`` tokens, 2 or more, and holds ``sizes`` sequences, at least two
-    sizes from 1 on; each size and length is measured in all ``rounds``, with so many output tokens.
+    sizes from 1 on. Each size and length is measured in all ``rounds``, with ``tokens`` tokens.
 
     Raises ConfigError: the outputs are too short.
     """
@@ -126,13 +126,13 @@ def profile(
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """Return the seconds that a step takes where nobody else uses the machine, about."""
+    """Return roughly the seconds that a step takes if nothing else uses the machine."""
     listed = sorted(seconds)
     return listed[int(QUICK_SHARE * (len(listed) - 1))]
 
 
 class ForwardTimes(NamedTuple):
-    """The times of forwards of about as many rows, of ``size`` sequences."""
+    """The time of forward passes with about ``rows`` rows, of ``size`` sequences."""
 
     size: int
     rows: float
@@ -140,7 +140,7 @@ class ForwardTimes(NamedTuple):
 
 
 def points(steps: dict[tuple[int, int], list[Timed]]) -> list[ForwardTimes]:
-    """Return what forwards take, by sequences and by the rows that there were."""
+    """Return the times of forward passes, by sequences and rows."""
     return [
         ForwardTimes(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
         for size in sorted({size for size, _ in steps})
@@ -150,18 +150,18 @@ def points(steps: dict[tuple[int, int], list[Timed]]) -> list[ForwardTimes]:
 
 
 def by_rows(steps: Iterable[Timed]) -> Iterator[list[Timed]]:
-    """Yield steps by rising rows, those of about as many together."""
+    """Yield steps by rising rows, grouped by about equal rows."""
     return groups(steps, attrgetter("rows"), LIKE_FACTOR)
 
 
 def usual(steps: Iterable[Timed], what: Callable[[Timed], float]) -> float:
-    """Return the mean of what the quick steps take among those with about as many rows."""
+    """Return the mean over steps of the ``quick`` value among steps with about as many rows."""
     parts = [(len(alike), quick(map(what, alike))) for alike in by_rows(steps)]
     return sum(count * each for count, each in parts) / sum(count for count, _ in parts)
 
 
 def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Iterator[list[T]]:
-    """Yield items by rising size, those together whose sizes differ by less than a factor."""
+    """Yield items by rising size, grouped so that sizes differ by less than a factor."""
     left = sorted(items, key=size)
     while left:
         least = size(left[0])
@@ -171,7 +171,7 @@ def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Ite
 
 
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
-    """Return the costs that steps make. Raises ConfigError: there are too few of them."""
+    """Return the costs fitted to steps. Raises ConfigError: there are too few of them."""
     sizes = sorted({size for size, _ in steps})
     forwards = points(steps)
     if not forwards or min(map(len, steps.values())) < FEWEST_STEPS:
@@ -181,7 +181,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
     host = line(sizes, [quick(each.host for each in steps[size, 0]) for size in sizes])
 
     def beside(step: Timed) -> float:
-        # What drafted steps take beside drafting and verification is the drafter's.
+        # The time of drafted steps outside verification is the drafter's.
         return step.draft + step.host
 
     draft = {
@@ -200,7 +200,7 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
 
 
 def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
-    """Return the seconds of forwards by rows, without what each sequence adds."""
+    """Return the seconds of forward passes by rows, without what each sequence adds."""
     rows, seconds = list[int](), list[float]()
     for alike in groups(forwards, attrgetter("rows"), LIKE_FACTOR):
         rows.append(max(round(fmean(each.rows for each in alike)), rows[-1] + 1 if rows else 1))
@@ -209,7 +209,7 @@ def curve(forwards: Sequence[ForwardTimes], per_sequence: float) -> Curve:
 
 
 def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
-    """Return what a sequence adds to a forward, at most half: the median over like pairs."""
+    """Return what a sequence adds to a forward pass (at most half): the median of similar pairs."""
     added = [
         (a.seconds - b.seconds) / (a.size - b.size)
         for a in forwards
@@ -221,7 +221,7 @@ def sequence_cost(forwards: Sequence[ForwardTimes]) -> float:
 
 
 def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
-    """Return height at 0 and slope of the straight line through points, neither below 0."""
+    """Return intercept and slope of the line fitted to points, neither below 0."""
     x, y = sum(across) / len(across), sum(up) / len(up)
     spread = sum((each - x) ** 2 for each in across)
     slope = sum((a - x) * (b - y) for a, b in zip(across, up, strict=True)) / spread
@@ -230,7 +230,7 @@ def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
 
 
 def tokens_per_second(steps: Iterable[Timed]) -> float:
-    """Return tokens over seconds, each step's being the median of those with as many rows."""
+    """Return tokens over seconds; a step's seconds are the median of steps with as many rows."""
     tokens, seconds = 0, 0.0
     for alike in by_rows(steps):
         tokens += sum(step.emitted for step in alike)

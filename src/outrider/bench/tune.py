@@ -1,4 +1,4 @@
-"""The drafter and draft length that are fastest here: for a model, a workload and batch sizes."""
+"""Finds the fastest drafter and draft length here, for a model, a workload and batch sizes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def tune(
 
     Args:
         model: a folder, file or hub name.
-        batch_sizes: how many sequences run together.
+        batch_sizes: numbers of sequences that run together.
         max_tpot: seconds that a sequence may wait for a token; bounds ``max_num_seqs``.
-        rounds: of a race, at most.
-        told: is told the batch size, the runs that are done, and how many there are at most.
+        rounds: most rounds of a race.
+        told: called with the batch size, the number of finished runs, and its maximum.
         options: of ``Workbench``, and of ``LLM``.
 
     Raises OutriderError: a model cannot be loaded, or a value is out of its range.
@@ -86,12 +86,12 @@ class Workbench:
     """The engines of all settings of a target, and the prompts that they are measured with.
 
     Args:
-        most: sequences that run together at most.
-        drafter: ``auto``, or ``auto+`` and others: all that the engine would choose among.
+        most: most sequences that run together.
+        drafter: ``auto``, or ``auto+`` and others: what the engine would choose among.
         lengths: draft lengths K that are compared.
         trees: nodes and depth of trees that are compared, each by an engine of its own.
-        num_prompts: of the workload in a run, 8 unless given; a larger batch takes more of them,
-            and the first ones again where there are no more.
+        num_prompts: prompts of the workload in a run, 8 by default; a larger batch takes more, and
+            repeats the first ones if there are too few.
         max_tokens: output tokens of each prompt; EOS is ignored.
         engine: options of ``LLM``.
     """
@@ -119,7 +119,7 @@ class Workbench:
         folder = find_folder(model)
         parts = [part for part in drafter.split("+") if part != AUTO]
         self.names = {find_drafter(part, folder).name: part for part in parts}
-        """What ``LLM(drafter=)`` calls drafters that were named."""
+        """The names that ``LLM(drafter=)`` takes for drafters that were given."""
         options = {"max_num_seqs": most, "enable_prefix_caching": False, **engine}
         usual = LLM(model, drafter=drafter, num_speculative_tokens=lengths[-1], **options)
         menu = usual.engine.menu
@@ -144,7 +144,7 @@ class Workbench:
         """Draft lengths by drafter."""
         self.others = [Setting(AUTO, lengths[-1])] if AUTO in menu.names else []
         self.others += [Setting(first, depth, nodes) for nodes, depth in trees]
-        """Settings that no other tells of."""
+        """Settings that no other run predicts."""
         self._num_prompts = len(workload.first(num_prompts).items)
         self._items = workload.items[: self._num_prompts + most]
         codec = read_codec(folder)
@@ -153,7 +153,7 @@ class Workbench:
         self.max_tokens, self.temperature = max_tokens, temperature
 
     def run(self, setting: Setting, size: int) -> Pass:
-        """Continue the prompts, ``size`` at a time, or raise: there is nothing to time."""
+        """Continue the prompts, ``size`` at a time; raise if there is nothing to time."""
         count = size * ceil(self._num_prompts / size)
         asked = list(islice(cycle(self._prompts), count))
         params = [

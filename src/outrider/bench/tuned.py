@@ -1,4 +1,4 @@
-"""The result of a tuning: the best setting, how sure that is, and configs that say it."""
+"""The result of a tuning: the best setting, its certainty, and configs with it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from .race import PLAIN_SETTING, Race, RaceRun, Setting
 from .record import Pass, total
 
 METHODS = {str(BY_NAME[name].ours): name for name in ("draft_model", "ngram", "suffix", "eagle3")}
-"""Drafters that other engines have too, and their methods in ``outrider ops deploy``."""
+"""Drafters that other engines also have, and their methods in ``outrider ops deploy``."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The finding at one batch size: ``race`` by runs, ``passes`` all that was measured."""
+    """The finding at one batch size: the ``race``, and ``passes``, all that was measured."""
 
     batch_size: int
     race: Race
@@ -30,22 +30,22 @@ class Tuned:
         return self.race.winner
 
     def speed(self, setting: Setting) -> float:
-        """Return the mean speed of a raced setting, else what it promises, tokens per second."""
+        """Return the mean speed of a raced setting, else its prediction, in tokens per second."""
         if setting in self.race.runs:
             return exp(self.race.level(setting))
         return self.race.promised[setting]
 
     def latency(self, setting: Setting) -> float:
-        """Return the median seconds that a sequence waits for a token with a measured setting."""
+        """Return the median seconds per token of a sequence with a measured setting."""
         return median([each.latency for each in self.passes[setting]])
 
     def of_drafter(self, drafter: str) -> list[Setting]:
-        """Return plain decoding and the drafter's chains; raced ones only, where there are any."""
+        """Return plain decoding and the drafter's chains; only raced ones if there are any."""
         chains = [each for each in self.race.promised if each.drafter == drafter and not each.nodes]
         return [PLAIN_SETTING, *([each for each in chains if each in self.race.runs] or chains)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every setting with what was measured or promised of it, raced ones first."""
+        """Return every setting with its measured or predicted figures, raced ones first."""
         plain = self.race.runs[PLAIN_SETTING]
         order = sorted(self.race.promised, key=self.speed, reverse=True)
         order.sort(key=lambda each: each not in self.race.runs)
@@ -78,11 +78,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The result of ``tune`` for a target, as it was given: ``cells`` by rising batch size.
+    """The result of ``tune`` for a target as it was given; ``cells`` by rising batch size.
 
-    ``names`` are what ``serve --drafter`` calls drafters that are checkpoints, ``folders`` their
-    checkpoints, ``auto`` the choice among all. ``max_tpot`` is the seconds that a sequence may wait
-    for a token, ``setting`` what it was measured with, ``engine`` options of the engine.
+    ``names`` are those that ``serve --drafter`` takes for drafters that are checkpoints,
+    ``folders`` their checkpoints, ``auto`` the choice among all. ``max_tpot`` is the most seconds
+    per token of a sequence, ``setting`` how it was measured, ``engine`` options of the engine.
     """
 
     model: str
@@ -96,7 +96,7 @@ class TuningResult:
 
     @property
     def best(self) -> Setting:
-        """The winner of a size, ``auto`` or plain that keeps most of each size's best speed."""
+        """The winner of a size, ``auto`` or plain that keeps the most of each size's best speed."""
         winners = [cell.best for cell in self.cells]
         others = [each for each in self.cells[0].race.promised if each.drafter == AUTO]
         return max(dict.fromkeys([*winners, *others, PLAIN_SETTING]), key=self._kept_on_average)
@@ -112,20 +112,20 @@ class TuningResult:
 
     @property
     def max_num_seqs(self) -> int | None:
-        """Sequences that should run together at most; None where nothing limits them."""
+        """Most sequences that should run together; None if nothing limits them."""
         cells = ((c.batch_size, c.speed(c.best), c.latency(c.best)) for c in self.cells)
         return limit(list(cells), self.max_tpot)
 
     @property
     def portable(self) -> str | None:
-        """The drafter that other engines should have: the best one of ``METHODS``, if any wins."""
+        """The drafter that other engines should use: the best one of ``METHODS``, if any wins."""
         names = {each.drafter for each in self.cells[0].race.promised} & METHODS.keys()
         gains = {name: self._gain(name) for name in sorted(names)}
         best = max(gains, key=gains.__getitem__, default=None)
         return best if best is not None and gains[best] > 0 else None
 
     def _gain(self, drafter: str) -> float:
-        """Return the mean logarithm of a drafter's speedup at its best lengths, 0 being one."""
+        """Return the mean logarithm of a drafter's speedup at its best lengths, among them 0."""
         ratios = (c.speed(_fastest(c, drafter)) / c.speed(PLAIN_SETTING) for c in self.cells)
         return fmean(map(log, ratios))
 
@@ -140,7 +140,7 @@ class TuningResult:
 
     @property
     def tiers(self) -> list[tuple[int, list[int]]]:
-        """By batch size the lengths of the portable drafter that were not told from the best."""
+        """By batch size, the lengths of the portable drafter that may be as fast as the best."""
         tiers = []
         for cell, (size, best) in zip(self.cells, self.lengths, strict=True):
             alike = {s.length for s in cell.of_drafter(self.portable or "")}
@@ -150,7 +150,7 @@ class TuningResult:
 
     @property
     def serve(self) -> dict[str, Any]:
-        """Options of ``outrider serve``, the model's name aside."""
+        """Options of ``outrider serve``, except the model's name."""
         best = self.best
         options: dict[str, Any] = {"drafter": NoSpec.name}
         if best.length:
@@ -207,7 +207,7 @@ class TuningResult:
         }
 
     def pareto(self) -> list[dict[str, Any]]:
-        """Return what none beats in throughput and latency both, by rising latency."""
+        """Return the settings that none beats in both throughput and latency, by rising latency."""
         points = [
             (1e3 * cell.latency(each), -cell.speed(each), cell.batch_size, str(each))
             for cell in self.cells

@@ -1,11 +1,11 @@
-"""Workloads: what a benchmark asks, and where it is recorded, what the answer was.
+"""Workloads: the prompts of a benchmark, with answers if they were recorded.
 
 A workload file is .jsonl, one item a line, or .json, one list of items: a prompt, or an object with
-"prompt", "messages", which go through the target's chat template, or "turns", what a user says in a
-conversation. It may have an "answer", which replay targets need, a "schema", a JSON schema that the
-output is held to, and a "category". Other keys are passed over, so that data sets can be used as
+"prompt", "messages", which go through the target's chat template, or "turns", a user's messages in
+a conversation. It may have an "answer", which replay targets need, a "schema", a JSON schema that
+constrains the output, and a "category". Other keys are ignored, so that data sets can be used as
 they are: MT-Bench's and Spec-Bench's question.jsonl, and SPEED-Bench's .parquet files, whose rows
-are such objects. ``workloads/README.md`` says where what is bundled comes from.
+are such objects. ``workloads/README.md`` gives the sources of bundled ones.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from ..text.codec import Message, TextCodec
 
 FOLDER = Path(__file__).parent / "workloads"
-CODE = "code"  # continues held-out code: its prompts belong to the pocket pair, a floor above
+CODE = "code"  # continues held-out code; its prompts are the pocket pair's, a layer above
 BUNDLED = ("edit", "prose", "json", "chat")
 NAMES = (CODE, *BUNDLED)
 LINES, LIST, ROWS = ".jsonl", ".json", ".parquet"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
-"""How a turn of SPEED-Bench begins whose text must be fetched from another data set."""
+"""The beginning of a SPEED-Bench turn whose text must be fetched from another data set."""
 LONGEST_CATEGORY = 100
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to ask: a text, or ``messages``; ``answer`` and ``schema`` are of the output.
+    """One prompt: a text, or ``messages``; ``answer`` and ``schema`` are those of the output.
 
-    With ``turns`` the messages are a user's alone, and the model's own answers belong between them;
-    the first one is the prompt.
+    With ``turns`` the messages are only a user's, and the model's own answers belong between them;
+    the first message is the prompt.
     """
 
     prompt: str = ""
@@ -58,7 +58,7 @@ class Item:
         return list(self.messages[:1] if self.turns else self.messages)
 
     def encode(self, codec: TextCodec) -> list[int]:
-        """Return the prompt's ids, of a model without a chat template those of a first turn alone.
+        """Return the prompt's ids; without a chat template, those of a first turn's bare text.
 
         Raises RequestError: ``messages`` without a chat template, or it refuses them.
         """
@@ -80,13 +80,13 @@ class Workload:
 
     @property
     def turns(self) -> int:
-        """The number of answers that the model gives, those within conversations included."""
+        """The number of answers that the model gives, including those within conversations."""
         return sum(item.count for item in self.items)
 
     def first(self, count: int | None) -> Workload:
-        """Return the first ``count`` items, 8 or all unless given. Raises ConfigError: too few.
+        """Return the first ``count`` items, by default 8 or all. Raises ConfigError: too few.
 
-        Of categories there are as many each as can be.
+        Categories are represented as evenly as possible.
         """
         most = len(self.items)
         wanted = min(8, most) if count is None else count
@@ -131,7 +131,7 @@ def load_workload(which: str) -> Workload:
 
 
 def read_content(file: Path, name: str) -> bytes:
-    """Return what a file holds. Raises ConfigError: it cannot be read."""
+    """Return a file's bytes. Raises ConfigError: it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -141,7 +141,7 @@ def read_content(file: Path, name: str) -> bytes:
 
 
 def lines_of(file: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield where each line of a file stands, and the line; blank ones are passed over."""
+    """Yield the place of each line of a file, and the line; blank lines are skipped."""
     for number, line in enumerate(read_content(file, name).split(b"\n"), 1):
         if line.strip():
             yield f"{name}, line {number}", line
@@ -167,7 +167,7 @@ def rows_of(file: Path, name: str) -> list[Any]:
 
 
 def parsed(text: bytes, where: str) -> Any:
-    """Return the value of JSON. Raises ConfigError: it is none."""
+    """Return the value of a JSON text. Raises ConfigError: it is not JSON."""
     try:
         return json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -179,7 +179,7 @@ def parsed(text: bytes, where: str) -> Any:
 
 
 def item_of(entry: Any, where: str) -> Item:
-    """Return the item that an entry of a file describes. Raises ConfigError: it describes none."""
+    """Return the item that an entry of a file describes. Raises ConfigError: it is malformed."""
     if isinstance(entry, str):
         entry = {"prompt": entry}
     if not isinstance(entry, dict):
@@ -207,7 +207,7 @@ def item_of(entry: Any, where: str) -> Item:
                 f"{where}: category is {shown(category)}; give a text of up to {LONGEST_CATEGORY} "
                 "characters, or leave it out."
             )
-        category = None  # a data set's own, which means something else
+        category = None  # the data set's own field with another meaning
     prompt, messages = entry.get("prompt", ""), tuple(entry.get("messages", ()))
     if "turns" in entry:
         said = turns_of(entry["turns"], where)
@@ -218,7 +218,7 @@ def item_of(entry: Any, where: str) -> Item:
 
 
 def turns_of(value: Any, where: str) -> list[str]:
-    """Return what a user says in a conversation. Raises ConfigError: it is no list of texts."""
+    """Return a user's turns in a conversation. Raises ConfigError: it is not a list of texts."""
     whole = isinstance(value, list) and bool(value)
     if not whole or not all(isinstance(text, str) and text for text in value):
         raise ConfigError(
@@ -234,7 +234,7 @@ def turns_of(value: Any, where: str) -> list[str]:
 
 
 def _are_messages(value: Any) -> bool:
-    """Return True for a list of roles and texts, one at least."""
+    """Return True for a list of at least one message with a role and a text."""
     form = ["content", "role"]
     return isinstance(value, list) and bool(value) and all(
         isinstance(m, dict) and sorted(m) == form and all(isinstance(t, str) for t in m.values())

@@ -1,4 +1,4 @@
-"""Checkpoints in files: reads and writes them, and runs nothing.
+"""Reads and writes the files of checkpoints; runs nothing.
 
-Whatever is missing, damaged or not supported is a ``ModelError`` of one sentence.
+Anything missing, damaged or not supported is a ``ModelError`` of one sentence.
 """

@@ -12,21 +12,19 @@ Mixer = Literal["attention", "conv", "linear", "beside", "none"]
 
 
 Router = Literal["softmax", "selected", "sigmoid"]
-"""How experts are weighed: by the softmax over all scores, or over those that are chosen, or by
-sigmoids."""
+"""How experts are weighed: by the softmax over all scores, over the chosen ones, or by sigmoids."""
 
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """A family's names for the parts of a mixture, and its way to weigh experts.
+    """A family's names for the parts of a mixture, and how it weighs experts.
 
     ``{}`` stands for an expert's number; there may be no ``gate``. ``fused`` are tensors of all
-    experts, where a checkpoint has them as one: gates and what they gate [experts, 2 * width,
-    hidden], and the last matrices [experts, hidden, width]; if they are ``turned``, inputs come
-    before outputs, and gates and what they gate take turns. ``bias`` is added to scores for the
-    choice alone, ``shared`` is the MLP that all rows share, of which ``shared_fused`` are the gate
-    and what it gates as one. ``renormalised`` None: the config's norm_topk_prob. ``grouped``: the
-    config's n_group and topk_group count.
+    experts, if a checkpoint has them: gate and up [experts, 2 * width, hidden], and down [experts,
+    hidden, width]; if they are ``turned``, inputs come before outputs, and gate and up rows
+    alternate. ``bias`` is added to scores only to choose experts. ``shared`` is the MLP that all
+    rows share; ``shared_fused`` is its gate and up as one tensor. ``renormalised`` None: the
+    config's norm_topk_prob decides. ``grouped``: the config's n_group and topk_group apply.
     """
 
     router: str = "mlp.gate"
@@ -50,11 +48,11 @@ class ExpertLayout:
 class Mixture:
     """The sizes of mixtures: a row goes to the ``top`` of ``experts`` whose scores are highest.
 
-    Experts are ``width`` wide, and ``shared`` is the MLP that all rows share (0: there is none),
-    multiplied by the sigmoid of a score of its own if it is ``shared_gated``. Weights are divided
-    by their sum if they are ``renormalised``, and multiplied by ``scale``. ``chosen_by_bias``:
-    something is added to scores for the choice alone. ``biased``: router and experts have biases.
-    Experts are in ``groups``, and those of a row in the ``top_groups`` whose two best are highest.
+    Experts are ``width`` wide, and ``shared`` is the MLP that all rows share (0: none), multiplied
+    by the sigmoid of its own score if it is ``shared_gated``. Weights are divided by their sum if
+    they are ``renormalised``, and multiplied by ``scale``. ``chosen_by_bias``: a bias is added to
+    scores only to choose experts. ``biased``: router and experts have biases. Experts are in
+    ``groups``; a row's experts are in the ``top_groups`` with the highest two best scores.
     """
 
     experts: int
@@ -78,24 +76,24 @@ class Family:
     qkv_bias: bool | None = None  # None: the config's attention_bias
     output_bias: bool | None = None
     qk_norm: bool = False
-    wide_norms: bool = False  # those of queries and keys span all heads
-    fused_heads: str = ""  # the tensor of queries, keys and values, where they are one
-    fused_mlp: str = ""  # that of gate and up
+    wide_norms: bool = False  # norms of queries and keys span all heads
+    fused_heads: str = ""  # the tensor of queries, keys and values, if they are one
+    fused_mlp: str = ""  # the tensor of gate and up, if they are one
     down: str = "mlp.down_proj"
-    partial: bool = False  # part of a head may turn
+    partial: bool = False  # only a part of a head may be rotated
     norms: Literal["before", "around", "after"] = "before"  # attention and MLP
     shifted: bool = False  # norms weigh 1 + w
     scaled: bool = False  # embeddings are multiplied by the root of their width
-    gated: bool = False  # attention is multiplied by gates, which come with its queries
-    attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
-    windowed: bool = False  # sliding_window, where given, is that of every layer
+    gated: bool = False  # attention is multiplied by gates, stored with its queries
+    attention_cap: bool = False  # attn_logit_softcapping applies (transformers' Gemma 3 ignores it)
+    windowed: bool = False  # sliding_window, if given, is that of every layer
     experts: ExpertLayout | None = None
-    sinks: bool = False  # each head has a score of a key without a value
+    sinks: bool = False  # each head has the score of a key without a value
     ungated: bool = False  # MLPs have no gate
-    lone: bool = False  # a layer is a mixer or an MLP, with one norm
+    lone: bool = False  # a layer is either a mixer or an MLP, with one norm
     mamba: bool = False  # linear attention is Mamba-2
-    grouped: bool = False  # what delta nets begin with is one tensor, key head by key head
-    names: tuple[tuple[str, str], ...] = ()  # modules as Llama calls them, and as the family does
+    grouped: bool = False  # a delta net's inputs are one tensor, grouped by key head
+    names: tuple[tuple[str, str], ...] = ()  # Llama's names of modules, and the family's
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class Shape:
 
     @property
     def stateful(self) -> bool:
-        """True if layers have a state of each sequence that the native step or torch keeps."""
+        """True if layers have a state for each sequence, which the native step or torch keeps."""
         return False
 
 
@@ -118,10 +116,10 @@ class Shape:
 class LinearAttention:
     """The heads of linear attention, a gated delta net's or Mamba-2's, and their sizes.
 
-    Value heads share those of keys: neighbours do or, of ``tiled_heads``, each ``key_heads``-th.
-    In the words of ``mamba`` keys are B, queries C and values x: key heads are groups, and keys as
-    large as the state. What comes out is normed in ``norm_groups`` (0: not), with ``gate_first``
-    behind its gate. ``gate_scale`` multiplies gates, ``step_scale`` what rates are made of.
+    Value heads share key heads: neighbours do or, with ``tiled_heads``, every ``key_heads``-th. In
+    Mamba's terms (``mamba``) keys are B, queries C and values x: key heads are groups, and keys
+    have the size of the state. The output is normed in ``norm_groups`` (0: not), after its gate if
+    ``gate_first``. ``gate_scale`` multiplies gates, ``step_scale`` the inputs of rates.
     """
 
     key_heads: int
@@ -148,7 +146,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Factors of what sublayers add to the residual stream, and of the gates of MLPs."""
+    """Factors of the outputs of sublayers, and of the gates of MLPs."""
 
     attention_out: float = 1.0
     linear_out: float = 1.0
@@ -165,10 +163,10 @@ class Architecture(Shape):
     ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
     the logits. Queries at position p are multiplied by 1 + ``heat`` * log(1 + p // ``heat_step``).
     ``sparse`` layers have a ``mixture`` of experts. ``mixers`` are what mixes tokens in each layer:
-    attention, or a short convolution over ``conv_taps`` tokens, or linear attention of the sizes
-    ``linear``, which has such a convolution, too, or that beside attention; ``mlps`` says which
-    layers have an MLP. Mixers with a convolution have ``mixer_bias`` in their products, and
-    ``conv_bias`` in that itself, whose inputs are multiplied by ``convolved``: x, B and C.
+    attention, a short convolution over ``conv_taps`` tokens, linear attention of the sizes
+    ``linear`` (with such a convolution), or the latter beside attention; ``mlps`` says which layers
+    have an MLP. Mixers with a convolution may have ``mixer_bias`` in their products and
+    ``conv_bias`` in the convolution, whose inputs x, B and C are multiplied by ``convolved``.
     """
 
     hidden_size: int
@@ -213,11 +211,11 @@ class Architecture(Shape):
 
     @property
     def stateful(self) -> bool:
-        """True if layers have a state of each sequence, which is what its tokens made of it."""
+        """True if layers have a recurrent state for each sequence."""
         return self.linear is not None or "conv" in self.mixers
 
     def state_size(self, drafted: int) -> int:
-        """Return the numbers that the states of a sequence are, with drafts of so many tokens."""
+        """Return how many numbers a sequence's states have, with drafts of ``drafted`` tokens."""
         taps, linear = self.conv_taps - 1, self.linear
         size = self.mixers.count("conv") * (taps + 2 * drafted) * self.hidden_size
         if linear is not None:
@@ -229,14 +227,14 @@ class Architecture(Shape):
         return size
 
     def within(self, window: int | None) -> Architecture:
-        """Return it with rows that see ``window`` positions at most, themselves included."""
+        """Return it with rows that see at most ``window`` positions, themselves included."""
         if window is None:
             return self
         return replace(self, windows=tuple(min(window, own or window) for own in self.windows))
 
     @property
     def reach(self) -> int | None:
-        """Positions that a row's logits depend on, itself included; None for all before it."""
+        """How many positions a row's logits depend on, itself included; None for all before it."""
         if self.stateful or None in self.windows:
             return None
         return 1 + sum(window - 1 for window in self.windows if window)

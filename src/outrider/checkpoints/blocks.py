@@ -1,8 +1,8 @@
 """Quantises rows of weights to the blocks of GGUF files.
 
-The layouts of blocks are ggml's. Which numbers stand in them is searched for here: weights come
-without data on what they multiply, so an error counts squared, times the size of its weight
-(``quantize``). Groups stand side by side, so that numpy's loops are long: x [group, groups].
+The layouts of blocks are ggml's; the numbers in them are searched for here. There are no data on
+what weights multiply, so errors are squared and multiplied by the size of their weight
+(``quantize``). Groups are side by side, so that numpy's loops are long: x [group, groups].
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ SHARES = (-0.04, 0.0, 0.04, 0.09)
 NEAR = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))
 """Steps from a scale and a minimum of 6 bits to those that are tried."""
 ROUNDS = 2
-"""How often a block's two fp16 numbers are solved for again."""
+"""How often a block's two fp16 numbers are refined."""
 LARGEST = 63
 HALF = 65504.0
 """The largest number of fp16."""
 LARGEST_SIZES = {Kind.F32: LARGEST_FLOAT, Kind.BF16: (2 - 2**-7) * 2.0**127}
-"""The largest number of the types that have no fp16."""
+"""The largest numbers of types without an fp16."""
 FLAT = 1e-5
-"""Share of a determinant's terms below which it is rounding."""
+"""A determinant below this share of its terms is rounding."""
 
 
 @np.errstate(all="ignore")
 def encode(weights: Floats, kind: Kind) -> Codes:
     """Return ``weights`` fp32 [rows, inputs] as blocks: uint8 [rows, bytes].
 
-    The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or beyond
-    what the fp16 of the types with fewer bits holds.
+    The inputs are a multiple of the block's. Raises ValueError: a weight is not finite, or, for
+    types with fewer bits, beyond fp16.
     """
     most = LARGEST_SIZES.get(kind, HALF)
     if not (np.abs(weights) <= most).all():
@@ -75,7 +75,7 @@ def _octets(half: Halves) -> Codes:
 
 
 def _each(block: Floats | Halves, groups: int) -> Floats:
-    """Return a number of each block for each of its groups: fp32 [1, all groups]."""
+    """Return each block's number, repeated for its groups: fp32 [1, all groups]."""
     return np.repeat(block.astype(np.float32).reshape(1, -1), groups, 1)
 
 
@@ -176,7 +176,7 @@ def _uneven(x: Floats, bits: int) -> Codes:
 
 
 def _of_blocks(groups: Floats) -> Floats:
-    """Return sums of a number of each group over the blocks, fp32 [blocks, 1]."""
+    """Return the sums over each block of a number per group, fp32 [blocks, 1]."""
     return total(np.ascontiguousarray(groups.reshape(-1, 8).T)).T
 
 
@@ -198,7 +198,7 @@ def _above(x: Floats, step: Floats, low: Floats, top: int) -> Floats:
 def _best_range(x: Floats, size: Floats, top: int) -> tuple[Floats, Floats]:
     """Return each group's best scale and minimum, fp32 [1, groups] of at least 0.
 
-    For some ranges codes are rounded, scale and minimum solved for, and the best pair wins.
+    For several ranges, codes are rounded and scale and minimum solved for; the best pair wins.
     """
     sized = x * size
     whole, along = total(size), total(sized)
@@ -228,7 +228,7 @@ def _best_range(x: Floats, size: Floats, top: int) -> tuple[Floats, Floats]:
 
 
 def _two(aa: Floats, ab: Floats, bb: Floats, ax: Floats, bx: Floats) -> tuple[Floats, Floats]:
-    """Return p and q for which p a - q b is nearest to x, from sums of products; 0 where free."""
+    """Return p and q for which p a - q b is nearest to x, from sums of products; else 0."""
     inverse = inverse_of(aa * bb - ab * ab)
     return (ax * bb - ab * bx) * inverse, (ab * ax - aa * bx) * inverse
 

@@ -1,4 +1,4 @@
-"""A checkpoint that was opened: what its files say, all but the bytes of its tensors."""
+"""An opened checkpoint: everything in its files except the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
 class Checkpoint:
     """A checkpoint in ``folder``, which may be a GGUF file.
 
-    ``shape`` is an ``Architecture`` where the model is of a native family, and ``tensors`` reads
-    the weights.
+    ``shape`` is an ``Architecture`` if the model is of a native family; ``tensors`` reads the
+    weights.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ def open_checkpoint(folder: Path | Files) -> Checkpoint:
 
 
 def _ignored(tensors: Tensors, files: Files, layers: int) -> str | None:
-    """Return what is said of layers beyond those of the config, but those for MTP."""
+    """Return a warning about layers beyond those of the config, MTP layers excepted."""
     further = (files.config or {}).get("num_nextn_predict_layers")
     known = layers + (further if isinstance(further, int) else 0)
     for name in tensors.names:
@@ -98,7 +98,7 @@ def _ignored(tensors: Tensors, files: Files, layers: int) -> str | None:
 def _text_part(
     config: ModelConfig, shape: Architecture, files: Files
 ) -> tuple[ModelConfig, Architecture]:
-    """Return config and shape of the part for text; where wrappers tie heads, defaults differ."""
+    """Return config and shape of the text part, tied if no file has a head: defaults differ."""
     options = getattr(config, "quantization_config", None)
     text: ModelConfig = config.get_text_config(decoder=True)
     if options:
@@ -121,7 +121,7 @@ def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None
 
 
 def _model(files: Files) -> tuple[ModelConfig, Shape]:
-    """Return config and shape of the model in a folder; transformers reads what is not native."""
+    """Return config and shape of the model in a folder; transformers reads foreign ones."""
     folder = files.folder
     if not folder.is_dir():
         raise ModelError(

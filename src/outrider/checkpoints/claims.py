@@ -1,7 +1,7 @@
 """Checks of a config.json's sizes against the checkpoint's files, before transformers sees it.
 
-transformers creates as many layers as a config says: a damaged config costs time and memory that
-no file of the checkpoint justifies.
+transformers creates as many layers as a config says: a damaged config costs time and memory out of
+proportion to the checkpoint's files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_claims(config: Mapping[str, Any], files: Files) -> None:
 
 
 def _numbers(options: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield every (option, number), at any depth of sections; lists only of ``LAYERS``."""
+    """Yield every (option, number), at any depth of sections; only ``LAYERS`` may be lists."""
     left: list[tuple[str, Any]] = list(options.items())
     while left:
         name, value = left.pop()

@@ -1,4 +1,4 @@
-"""Matrices whose codes stay where a GGUF file has them until a model reads them."""
+"""Matrices whose codes stay in a GGUF file until a model reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.stored import StoredFile
 from .dtypes import Array
 
 UNIT = 16
-"""Outputs that stand side by side in the native step; a part of another type begins with one."""
+"""Outputs that are side by side in the native step; a part of another type begins at a multiple."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class CodedPart:
 
     Args:
         file: the file.
-        begin: where the tensor's first row stands in it, in bytes.
+        begin: where the tensor's first row is in it, in bytes.
         kind: ggml's number of the codes' type, and ``name`` its name.
         rows: how many the tensor has.
         width: the bytes of a row.
-        order: which of them comes when, int64 [rows]; None is the file's order.
+        order: the order of the rows, int64 [rows]; None is the file's.
         read: returns the tensor's rows, in the file's order, dequantised to a dtype.
     """
 
@@ -46,7 +46,7 @@ class CodedPart:
         return tensor if self.order is None else tensor[self.order]
 
     def within(self, rows: range) -> CodedPart:
-        """Return the part of it that is some of its rows, which must be in the file's order."""
+        """Return a part with some of its rows, which must be in the file's order."""
         assert self.order is None
 
         def read(dtype: np.dtype[Any]) -> Array:
@@ -58,7 +58,7 @@ class CodedPart:
 
 @dataclass(frozen=True)
 class Coded:
-    """A matrix of ``inputs`` columns: the rows of ``parts``, one behind the other."""
+    """A matrix of ``inputs`` columns: the rows of ``parts``, one after the other."""
 
     parts: tuple[CodedPart, ...]
     inputs: int
@@ -73,7 +73,7 @@ class Coded:
         return np.concatenate([part.dequantized(dtype) for part in self.parts])
 
     def rows(self, order: NDArray[np.int64]) -> Coded:
-        """Return it with its rows in ``order`` [out], which moves none from part to part."""
+        """Return it with its rows in ``order`` [out], which must not move rows between parts."""
         parts, begin = [], 0
         for part in self.parts:
             own = order[begin : begin + part.rows] - begin
@@ -88,7 +88,7 @@ class Coded:
 
     @staticmethod
     def stacked(matrices: Sequence[Coded]) -> Coded | None:
-        """Return the outputs of ``matrices``; None where a type would change within a unit."""
+        """Return the outputs of ``matrices``; None if a type would change within a unit."""
         parts = tuple(part for matrix in matrices for part in matrix.parts)
         done = 0
         for part, after in itertools.pairwise(parts):

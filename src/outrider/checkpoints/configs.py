@@ -1,6 +1,6 @@
 """Configs of native families, read without transformers, which takes two seconds to import.
 
-Names, defaults and what follows from them are those of transformers' config of the same family.
+Names, defaults and derived options are those of transformers' config of the same family.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ModelConfig: TypeAlias = "PlainConfig | PretrainedConfig"
-"""A config: ours of a native family, or transformers' of another."""
+"""A config: ours for a native family, transformers' for another."""
 WRAPPERS = {
     "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text",
     "exaone4_5": "exaone4", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
-"""Models of images and text whose part for text is of a native family: by default of this one."""
+"""Models of images and text whose text part is of a native family, by default this one."""
 SAME = {"mimo": "qwen2"}
 """Model types that differ from a native family in MTP layers only."""
 UNTIED = ("qwen3_5", "qwen3_5_moe", "exaone4_5")
 """Wrappers that do not tie heads unless they say so."""
 KINDS = ("full_attention", "sliding_attention")
 CONV, LINEAR, BESIDE, MLP, MOE = "conv", "linear_attention", "hybrid", "mlp", "moe"
-"""Kinds of layers: short convolutions, linear attention, the same beside attention, MLPs only,
-mixtures of experts only."""
+"""Kinds of layers: short convolutions, linear attention, linear attention beside attention, MLPs
+only, mixtures of experts only."""
 SHARES = {
     "phi3": 1.0,
     "qwen3_5_text": 0.25,
@@ -51,7 +51,7 @@ SHARES = {
     "qwen3_next": 0.25,
     "glm4_moe": 0.5,
 }
-"""Families of which a part of each head turns, and that part where the config does not say it."""
+"""Families that rotate a part of each head, and that part if the config does not give it."""
 PATTERN = {"M": LINEAR, "*": KINDS[0], "-": MLP, "E": MOE}
 """Kinds of Nemotron-H's layers, by the letters of its pattern."""
 MULTIPLIERS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
@@ -98,7 +98,7 @@ LINEAR_NAMES = {
 class PlainConfig(SimpleNamespace):
     """The options of the native family ``model_type``, or of a wrapper of one.
 
-    They are read as those of transformers' ``PretrainedConfig`` are.
+    They are read as attributes, as in transformers' ``PretrainedConfig``.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {}
@@ -110,14 +110,14 @@ class PlainConfig(SimpleNamespace):
 
 
 def auto_config(what: str) -> Any:
-    """Return transformers' ``AutoConfig``; ``what`` is refused where transformers is missing."""
+    """Return transformers' ``AutoConfig``; refuse ``what`` if transformers is missing."""
     with torch_for(what):
         from transformers import AutoConfig
     return AutoConfig
 
 
 def whole(config: ModelConfig) -> PretrainedConfig:
-    """Return ``config`` as transformers has it, with all its defaults; its checks may raise."""
+    """Return ``config`` as transformers' own, with all its defaults; its checks may raise."""
     if not isinstance(config, PlainConfig):
         return config
     options = config_json(config)
@@ -127,7 +127,7 @@ def whole(config: ModelConfig) -> PretrainedConfig:
 
 
 def config_json(config: PlainConfig) -> dict[str, Any]:
-    """Return what a config.json says of a model."""
+    """Return the content of a model's config.json."""
     return {
         name: config_json(value) if isinstance(value, PlainConfig) else value
         for name, value in vars(config).items()
@@ -196,7 +196,7 @@ def _config(family: str, options: Mapping[str, Any], where: str) -> PlainConfig:
 
 
 def _read(values: Fields, name: str) -> Any:
-    """Return an option, checked for its type; None where it is null or missing."""
+    """Return an option, checked for its type; None if it is null or missing."""
     if name not in values:
         return None
     match TYPES[name]:
@@ -226,7 +226,7 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
-    """Fill in what follows from other options."""
+    """Fill in options that follow from others."""
     if family == "nemotron_h":
         _follow_pattern(config, values)
     heads, layers = config["num_attention_heads"], range(config["num_hidden_layers"])
@@ -265,7 +265,7 @@ def _follow(family: str, config: dict[str, Any], values: Fields) -> None:
 
 
 def _period(pattern: Any) -> Any:
-    """Return the period of EXAONE's layers: "LLLG" says the same as 4, and 0 the same as null."""
+    """Return the period of EXAONE's layers: "LLLG" means 4, and 0 means null."""
     if isinstance(pattern, str) and re.fullmatch("L*G", pattern):
         return len(pattern)
     return None if type(pattern) is int and pattern == 0 else pattern
@@ -283,7 +283,7 @@ def _follow_pattern(config: dict[str, Any], values: Fields) -> None:
 
 
 def _slides(family: str, config: dict[str, Any], layer: int) -> bool:
-    """Return whether a layer sees a window, where the config does not say it."""
+    """Return whether a layer sees a window, for configs that do not say it."""
     match family:
         case "gemma2" | "gpt_oss":
             return layer % 2 == 0
@@ -300,15 +300,15 @@ def _slides(family: str, config: dict[str, Any], layer: int) -> bool:
 
 
 def _copied(values: Fields, options: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return a copy of the object ``name``; None where it is null or missing."""
-    values.section(name)  # refuses what is no object
+    """Return a copy of the object ``name``; None if it is null or missing."""
+    values.section(name)  # refuses other values
     return None if options.get(name) is None else dict(options[name])
 
 
 def _one_rope(
     family: str, ropes: dict[str, Any] | None, base: float, values: Fields
 ) -> dict[str, Any]:
-    """Return the options of the rope that all layers share, or of those that are given by kind."""
+    """Return the options of the rope that all layers share, or those given by kind."""
     if ropes is None:
         ropes = dict({"ministral3": MINISTRAL3_ROPE, "gpt_oss": GPT_OSS_ROPE}.get(family, {}))
     share = values.number("partial_rotary_factor", 1.0)
@@ -326,7 +326,7 @@ def _ropes_of_kinds(
     ropes: dict[str, Any] | None, scaling: dict[str, Any] | None, bases: dict[str, float],
     values: Fields,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the options of ropes by kind; ``scaling`` is that of layers that see all."""
+    """Return the options of ropes by kind; ``scaling`` is for layers that see all positions."""
     ropes = dict(ropes or {})
     for kind, base in bases.items():
         given = _part(ropes, kind, values) | (scaling or {} if kind == KINDS[0] else {})
@@ -344,7 +344,7 @@ def _part(ropes: dict[str, Any], kind: str, values: Fields) -> dict[str, Any]:
 def _standardise(
     family: str, config: dict[str, Any], ropes: dict[str, Any], given: Mapping[str, Any]
 ) -> None:
-    """Give each rope its type, and the trained context where its type needs it."""
+    """Give each rope its type, and the trained context if its type needs it."""
     nested = [kind for kind in KINDS if isinstance(ropes.get(kind), dict)]
     name = "original_max_position_embeddings"
     trained = config.get(name, given.get(name))

@@ -1,4 +1,4 @@
-"""Converts checkpoints with pickled weights to safetensors, which serving reads alone."""
+"""Converts checkpoints with pickled weights to safetensors, the only format that serving reads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PICKLED = (".bin", ".pt", ".pth")
 NOT_COPIED = (*PICKLED, ".index.json", ".safetensors", ".h5", ".msgpack")
 SECONDS = 3600
 ROOM = 8 << 30
-"""Bytes of address space that the converting process has beside four times the files' size."""
+"""Bytes of address space for the converting process, in addition to four times the files' size."""
 PREFIX = "medusa_head."
-"""Begins the names of tensors where Medusa's training saved them."""
+"""Beginning of the names of tensors that Medusa's training saved."""
 
 
 def convert(folder: Path, out: Path) -> int:
     """Write the checkpoint in ``folder`` with safetensors to the new folder ``out``.
 
     A file of weights stands for the folder that it is in. Other files are copied. Pickled weights
-    are read in a process of its own, as tensors alone and within a limit of memory. Returns the
-    number of tensors.
+    are read in a separate process, as tensors only and with limited memory. Returns the number of
+    tensors.
     """
     if is_gguf(folder):
         raise ConfigError(f"{folder} needs no conversion; give it as it is, as model or drafter.")
@@ -56,7 +56,7 @@ def convert(folder: Path, out: Path) -> int:
 
 
 def _pickled(folder: Path) -> list[Path]:
-    """Return the files with pickled weights: those of an index, else all that look like it."""
+    """Return the files with pickled weights: those in an index, else those with such names."""
     for index in sorted(folder.glob("*.bin.index.json")):
         names = read_object(index).get("weight_map")
         if not isinstance(names, dict) or not all(
@@ -65,7 +65,7 @@ def _pickled(folder: Path) -> list[Path]:
             raise ModelError(f"{index} is damaged; fetch the checkpoint again.")
         return sorted({folder / name for name in names.values()})
     files = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLED]
-    # Optimizers and arguments of training lie beside weights.
+    # Optimizer states and training arguments may be beside weights.
     return [file for file in files if file.stem.startswith(NAMED)] or files
 
 
@@ -91,7 +91,7 @@ def _unpickle(files: list[Path], out: Path) -> None:
 
 
 def _named(folder: Path) -> int:
-    """Give tensors the names that are read, and return how many there are."""
+    """Give tensors the names that readers expect; return how many there are."""
     tensors = Files(folder).tensors
     if tensors and all(name.startswith(PREFIX) for name in tensors):
         for file in weight_files(folder):

@@ -66,9 +66,9 @@ NONE_COUNTS = (
     "sliding_window", "final_logit_softcapping", "attn_logit_softcapping", "bos_token_id",
     "eos_token_id", "pad_token_id", "mamba_d_ssm",
 )  # fmt: skip
-"""Options of which null says that there is none; of others it stands for the default."""
+"""Options for which null means none; for others it means the default."""
 KEPT = ("quantization_config", "architectures", "time_step_limit")
-"""Options that any model may have, as they are given."""
+"""Options that any model may have, kept as they are given."""
 RENAMED = {
     "qwen3_moe": {"num_experts": "num_local_experts"},
     "olmoe": {"num_experts": "num_local_experts"},
@@ -85,13 +85,13 @@ RENAMED = {
     },
     "lfm2": {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"},
 }
-"""Other names of options, which count where the usual one is missing."""
+"""Other names of options, used if the usual one is missing."""
 FIRST = {
     "lfm2": ("tie_word_embeddings", "intermediate_size"),
     "lfm2_moe": ("tie_word_embeddings",),
     "nemotron_h": ("n_groups", "conv_kernel", "use_conv_bias"),
 }
-"""Options whose other name counts, if both are given."""
+"""Options whose other name is used if both are given."""
 THETA = {
     "smollm3": 2e6,
     "lfm2": 1e6,
@@ -102,7 +102,7 @@ THETA = {
     "olmo3": 5e5,
 }
 NEAR_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}
-"""Bases of ropes where they are not 10,000; those of layers that see a window."""
+"""Bases of ropes that are not 10,000; and those of layers with a window."""
 
 _ALL: dict[str, Any] = {
     "vocab_size": 32000,
@@ -319,13 +319,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True, "n_shared_experts": 1,
     },
 }  # fmt: skip
-"""Each family's options and their defaults; None is of those that follow from others."""
+"""Each family's options and their defaults; None for options that follow from others."""
 MISTRAL3_TEXT: dict[str, Any] = {
     "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
     "max_position_embeddings": 131072, "num_hidden_layers": 40, "rms_norm_eps": 1e-5,
     "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072,
 }  # fmt: skip
-"""The part for text of a wrapper that says nothing of it."""
+"""The text part of a wrapper whose config does not describe it."""
 GPT_OSS_ROPE: dict[str, Any] = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,

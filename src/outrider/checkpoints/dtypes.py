@@ -15,11 +15,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float16": FLOAT16,
 }
 PLAIN = (*DTYPES.values(), np.dtype(np.float64))
-"""Types of numbers that are not quantised."""
+"""Dtypes of unquantised numbers."""
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return ``array`` in ``dtype``, itself if it is; what is too large becomes infinite."""
+    """Return ``array`` in ``dtype``, itself if it already is; too large numbers become infinite."""
     with np.errstate(all="ignore"):
         return array.astype(dtype, copy=False)
 

@@ -1,4 +1,4 @@
-"""The matrices of a mixture's experts, stacked as a forward reads them."""
+"""The matrices of a mixture's experts, stacked as a forward pass reads them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .quantize import Matrix
 
 PARTS = ("gate", "up", "down")
 OF_FLOAT8 = Recipe(8, 128, False, False)
-"""What experts in FP8 become: dequantised, a large mixture would need twice the memory."""
+"""The recipe for experts in FP8: dequantised, a large mixture would need twice the memory."""
 
 
 @dataclass(frozen=True)
 class ExpertMatrices:
     """Reads the matrices of mixtures of ``hidden`` elements, quantised by a ``recipe`` if given.
 
-    Where matrices may ``keep`` codes, those in FP8 get codes of 8 bits. ``stacked`` and ``biases``
-    have the gates of all experts, and behind them what they gate; and
-    the last matrices, one expert behind the other.
+    If matrices may keep codes (``keeps``), those in FP8 get codes of 8 bits. ``stacked`` and
+    ``biases`` have the gates of all experts, followed by all ups; and the downs, one expert after
+    the other.
     """
 
     source: Source
@@ -64,7 +64,7 @@ class ExpertMatrices:
         return stacked(first, self.dtype), stacked(last, self.dtype)
 
     def biases(self, base: str) -> tuple[Array, Array]:
-        """Return what is added to the outputs of both, fp32."""
+        """Return the biases of both, fp32."""
         count, inner = self.mixture.experts, self.mixture.width
         if isinstance(self.source, GGUFTensors):
             gate, up, down = (
@@ -88,7 +88,7 @@ class ExpertMatrices:
         return stacked(made, self.dtype), last
 
     def _fused(self, base: str) -> tuple[Matrix, Matrix]:
-        """Return them of tensors that have all experts."""
+        """Return them from tensors that have all experts."""
         count, inner, width = self.mixture.experts, self.mixture.width, self.hidden
         both, last = (f"{base}{name}" for name in self.layout.fused)
         if self.layout.turned:

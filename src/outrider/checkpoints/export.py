@@ -3,7 +3,7 @@
 The copy has the "pack-quantized" layout of compressed-tensors (``compressors/pack_quantized`` in
 that library). A matrix ``name.weight`` is stored as ``weight_packed``, int32 [out, words], low bits
 first; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and with zero points
-``weight_zero_point``, int32 [words, groups], packed along the outputs. config.json holds the scheme
+``weight_zero_point``, int32 [words, groups], packed along the outputs. config.json has the scheme
 under ``quantization_config``.
 """
 
@@ -39,15 +39,15 @@ from .tokenizers import has_tokenizer, save_tokenizer
 FORMAT = "pack-quantized"
 WORD = 32
 MAX_SHARD = 5 * 10**9
-"""Bytes of a file."""
+"""Most bytes of a file."""
 KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
-"""Recipes that describe kept codes, by their type in a GGUF file."""
+"""Recipes that describe kept codes, keyed by their type in a GGUF file."""
 MATRIX = re.compile(
     r"model\.layers\.\d+\.(self_attn|mlp|shared_mlp|conv|linear_attn|block_sparse_moe|feed_forward|"
     r"mixer)\.(.+\.)?(\w+_(proj|linear|proj_qkv|proj_qkvz|proj_z)|w[123])\.weight"
 )
 NOT_QUANTISED = rf".*\.({ROUTERS}|linear_attn\.in_proj_(a|b|ba))$"
-"""What modules of linear layers stay as they are."""
+"""Linear modules that stay unquantised."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")
 """Endings of names of tensors that belong to a dequantised matrix."""
@@ -57,7 +57,7 @@ WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack
 
 
 def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
-    """Return the recipe for the tensor ``name``, as in ``Loader``; None leaves it as it is."""
+    """Return the recipe for the tensor ``name``, as in ``Loader``; None keeps it as it is."""
     if recipe is None:
         return None
     if name == EMBEDDING or (name == HEAD and not tied):
@@ -66,7 +66,7 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
 
 
 def check_storable(recipe: Recipe) -> None:
-    """Refuse a recipe that says more than how weights are stored."""
+    """Refuse a recipe that also quantises activations: a checkpoint holds weights only."""
     if recipe.coarse:
         what = f"quantization is {str(recipe)!r}, but a checkpoint holds weights only"
         raise ConfigError(f"{what}; leave -a8 out.")
@@ -76,10 +76,10 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
     Other files are copied; a GGUF file's config and tokenizer become files. Matrices that keep
-    their codes (``weights.stays``) are written as they are. Codes for which compressed-tensors has
-    no form become the recipe's, and Mamba-2's projections stay; but for these, loading ``out``
-    gives the same bits as loading ``folder`` with that quantization. Returns the mean bits of a
-    weight.
+    their codes (``matrices.stays``) are written as they are. Codes that compressed-tensors cannot
+    express are quantised by the recipe, and Mamba-2's projections stay; except for these, loading
+    ``out`` gives the same bits as loading ``folder`` with that quantization. Returns the mean bits
+    of a weight.
     """
     check_storable(recipe)
     files = Files(folder)
@@ -111,7 +111,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
 
 
 def _check_experts(folder: Path, architecture: Architecture, source: Source) -> None:
-    """Refuse experts that are no matrices of their own: the copy's layout has no form for them."""
+    """Refuse experts that are not separate matrices: the copy's layout cannot express them."""
     if architecture.mixture is None:
         return
     of_file = isinstance(source, GGUFTensors)
@@ -133,7 +133,7 @@ def copy_others(folder: Path, out: Path) -> None:
 
 
 def written_config(config: ModelConfig) -> dict[str, Any]:
-    """Return what a config.json says of a native model, as of a GGUF file's."""
+    """Return the content of a config.json for a native model, such as a GGUF file's."""
     assert isinstance(config, PlainConfig)
     name = CLASSES.get(config.model_type, config.model_type.capitalize())
     return {**config_json(config), "architectures": [f"{name}ForCausalLM"]}
@@ -181,7 +181,7 @@ def _tensors(source: Source, recipe: Recipe, tied: bool) -> Iterator[tuple[dict[
 
 
 def grid(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """Return a matrix as the copy holds it: codes that the format has a form for, or by recipe."""
+    """Return a matrix as the copy has it: with codes that the format can express, or by recipe."""
     matrix = quantized(source, name, shape, recipe)
     if isinstance(matrix, Quantized):
         return matrix
@@ -274,7 +274,7 @@ def quantization_config(recipe: Recipe, source: Source, tied: bool) -> dict[str,
 
 
 def config_of(groups: list[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:
-    """Return a ``quantization_config`` of schemes, and of the modules that none is of."""
+    """Return a ``quantization_config`` of schemes, and of modules without a scheme."""
     return {
         "quant_method": METHOD,
         "format": FORMAT,

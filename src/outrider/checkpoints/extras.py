@@ -1,6 +1,6 @@
-"""The part of a drafter's config beyond its format: lengths to draft, acceptance as measured.
+"""The part of a drafter's config beyond its format: draft lengths, and measured acceptance.
 
-It stands under one key, which other readers pass over.
+It is under one key, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Measured(NamedTuple):
     """Acceptance of a drafter on some prompts.
 
     ``by_position`` is the share of drafts whose token of that position was accepted. ``digest`` is
-    of the prompts, ``data`` says in words what they are.
+    the prompts' hash, ``data`` describes them in words.
     """
 
     use: str
@@ -48,13 +48,13 @@ class Measured(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """The draft lengths that are recommended, by use, and what was measured."""
+    """The recommended draft lengths, by use, and measured acceptance."""
 
     lengths: Mapping[str, int]
     measured: tuple[Measured, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what stands in a config under ``KEY``."""
+        """Return the value under ``KEY`` in a config."""
         measured = [each._asdict() | {"by_position": [*each.by_position]} for each in self.measured]
         return {"recommended_tokens": dict(self.lengths), "measured": measured}
 

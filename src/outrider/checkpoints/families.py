@@ -57,18 +57,18 @@ MIXERS: dict[str, Mixer] = {
 }  # fmt: skip
 """What mixes tokens in layers of each kind of ``layer_types``."""
 CLAMPED = "clamped"
-"""That of gpt-oss, whose gates and what they gate have limits."""
+"""The activation of gpt-oss, which limits gate and up."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", CLAMPED)
 UNGATED = "relu2"
 """The activation of MLPs without gates."""
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""
 EPSILONS = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
-"""What families call the number that keeps norms from dividing by 0."""
+"""Families' names for the number that keeps norms from dividing by 0."""
 UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
-"""Limits of the steps of Mamba-2 that are none, as configs write them."""
+"""How configs write that the steps of Mamba-2 have no limits."""
 MOST_TAPS = 64
-"""Tokens that a short convolution spans."""
+"""Most tokens that a short convolution spans."""
 
 
 LFM2 = (
@@ -141,11 +141,11 @@ CLASSES = {
     "qwen3_next": "Qwen3Next",
     "granitemoe": "GraniteMoe", "gpt_oss": "GptOss", "lfm2_moe": "Lfm2Moe", "glm4_moe": "Glm4Moe",
 }  # fmt: skip
-"""Names of families' classes that are not the family's with a capital."""
+"""Names of families' classes that are not the capitalised family name."""
 
 
 def read_shape(config: ModelConfig, folder: Path) -> Shape:
-    """Return the shape of a model: an ``Architecture`` where its family and options are native."""
+    """Return the shape of a model: an ``Architecture`` if its family and options are native."""
     text = config.get_text_config(decoder=True)
     kind = config.model_type
     _check_kind(config, text, folder)
@@ -166,7 +166,7 @@ def read_shape(config: ModelConfig, folder: Path) -> Shape:
 
 
 def _check_kind(config: ModelConfig, text: ModelConfig, folder: Path) -> None:
-    """Refuse a config of something else than a causal language model."""
+    """Refuse a config of anything but a causal language model."""
     kind, encoder = config.model_type, False
     if not isinstance(config, PlainConfig):
         from transformers.models.auto.modeling_auto import (
@@ -253,13 +253,13 @@ def _architecture(config: ModelConfig, folder: Path, shape: Shape) -> Architectu
 
 
 def _heads_scale(values: Fields) -> float:
-    """Return what multiplies scores of attention, whose inputs and keys have multipliers."""
+    """Return the factor of attention scores that comes from multipliers of inputs and keys."""
     inputs, keys = "attention_in_multiplier", "key_multiplier"
     return values.number(inputs, 1.0) ** 2 * values.number(keys, 1.0)
 
 
 def _logits_scale(values: Fields) -> float:
-    """Return what logits are divided by."""
+    """Return the divisor of logits."""
     if "lm_head_multiplier" in values:
         return 1 / values.number("lm_head_multiplier", positive=True)
     return values.number("logits_scaling", 1, positive=True)
@@ -307,9 +307,9 @@ def _convolved(
 
 
 def _inner(values: Fields, name: str) -> int:
-    """Return the width of dense MLPs, or of experts where there are no others.
+    """Return the width of dense MLPs, or of experts if there are no dense ones.
 
-    LFM2's options say what it is made from.
+    LFM2's width is computed from its options.
     """
     width = values.whole(name if name in values else "moe_intermediate_size", 1, WIDEST)
     if not values.flag("block_auto_adjust_ff_dim", False):
@@ -392,7 +392,7 @@ def _options_fit(config: PlainConfig, family: Family) -> bool:
 
 
 def _states_fit(config: PlainConfig) -> bool:
-    """Return whether convolutions are behind SiLU, and steps of Mamba-2 have no limits."""
+    """Return whether convolutions have SiLU, and the steps of Mamba-2 have no limits."""
     activation = getattr(config, "mamba_hidden_act", None) or _activation(config)
     limit = getattr(config, "time_step_limit", None)
     if config.model_type == "nemotron_h":
@@ -415,13 +415,13 @@ def _activation(config: PlainConfig) -> str:
 
 
 def _kinds(config: PlainConfig) -> list[str]:
-    """Return the kind of each layer, see ``MIXERS``, or a kind that is foreign."""
+    """Return the kind of each layer, see ``MIXERS``; it may be a foreign one."""
     usual = BESIDE if config.model_type == "falcon_h1" else "full_attention"
     return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
 
 
 def _rope_kinds(config: PlainConfig) -> list[str | None]:
-    """Return the kind of each layer's rope; None is the one that all share, ``STILL`` is none."""
+    """Return the kind of each layer's rope: None if all share one, ``STILL`` without a rope."""
     kinds = _kinds(config)
     turns = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1 has a rope
     if config.model_type == "granitemoehybrid" and config.position_embedding_type != "rope":

@@ -1,6 +1,6 @@
-"""A checkpoint's files: each is opened once, and its header says where each tensor lies.
+"""A checkpoint's files: each is opened once, and its header says where each tensor is.
 
-The layout of safetensors: the length of a header, the header as JSON, the tensors' bytes. The
+The layout of safetensors is the length of a header, the header as JSON, and the tensors' bytes. The
 safetensors library checks a file.
 """
 
@@ -29,7 +29,7 @@ from .formats.gguf import GGUF, is_gguf, open_gguf
 
 INDEX = "model.safetensors.index.json"
 MOST_DIMENSIONS = 32
-"""Of a tensor; some versions of NumPy know no more."""
+"""Most dimensions of a tensor; some versions of NumPy support no more."""
 TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -57,7 +57,7 @@ class Entry:
     nbytes: int
 
     def read(self) -> Array:
-        """Return the tensor, in memory of its own."""
+        """Return the tensor, in its own memory."""
         dtype = TYPES.get(self.type)
         if dtype is None:
             file = self.file.path
@@ -99,7 +99,7 @@ class Files:
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """The object in config.json; None where there is no such file."""
+        """The object in config.json; None if there is no such file."""
         file = self.folder / "config.json"
         return read_object(file) if file.is_file() else None
 
@@ -177,9 +177,9 @@ def _renamed(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def usual_mode(file: Path) -> Iterator[None]:
-    """Leave a file that is written meanwhile to all who may read a new file in its place.
+    """Give a file that is written meanwhile the usual permissions of a new file.
 
-    The safetensors library leaves it to its owner alone.
+    The safetensors library makes it readable by its owner only.
     """
     file.touch()
     mode = file.stat().st_mode

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a folder: tokenizer.json and what lies beside it."""
+"""Reads the tokenizer of a folder: tokenizer.json and the files beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 LISTED = ("additional_special_tokens", "extra_special_tokens")
-"""Names of special tokens: of single ones, which templates see, and of lists."""
+"""Options with special tokens: single ones, which templates see, and lists."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -50,7 +50,7 @@ def save_words(words: Words, folder: Path) -> None:
 
 
 def config_of(specials: Mapping[str, str], template: Any) -> dict[str, Any]:
-    """Return what tokenizer_config.json says; ``template`` is the only one, or all by name."""
+    """Return the content of tokenizer_config.json; ``template`` is the only one, or all by name."""
     if isinstance(template, dict):
         template = [{"name": name, "template": text} for name, text in template.items()]
     return {
@@ -62,7 +62,7 @@ def config_of(specials: Mapping[str, str], template: Any) -> dict[str, Any]:
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """Return what the files beside tokenizer.json say; older ones keep special tokens apart."""
+    """Return the options beside tokenizer.json; old folders have a file of special tokens."""
     config, apart = folder / CONFIG, folder / SPECIALS
     options = read_object(config) if config.is_file() else {}
     if "added_tokens_decoder" not in options and apart.is_file():
@@ -81,7 +81,7 @@ def _text(options: Mapping[str, Any], name: str, where: str) -> str:
 def _add(
     backend: Tokenizer, values: Fields, options: Mapping[str, Any], named: Mapping[str, str]
 ) -> None:
-    """Add the tokens that tokenizer.json lacks, or has otherwise."""
+    """Add the tokens that tokenizer.json lacks, or has with other flags."""
     tokens = [_token(each, named) for each in values.sections("added_tokens_decoder")]
     known = {token.content for token in tokens}
     known |= {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -100,7 +100,7 @@ def _token(fields: Fields, named: Mapping[str, str]) -> AddedToken:
 
 
 def _listed(options: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yield the texts of special tokens that have no names."""
+    """Yield the texts of unnamed special tokens."""
     for name in LISTED:
         listed = options.get(name)
         for each in listed if isinstance(listed, list) else ():

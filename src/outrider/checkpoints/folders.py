@@ -17,8 +17,8 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
     ``POCKET`` is the bundled target, unless a folder of that name exists, and ``POCKET/drafter`` a
-    drafter inside it. A GGUF file stays as it is, other files stand for their folder. ``more`` are
-    patterns of further files to fetch.
+    drafter inside it. A GGUF file is returned as it is; other files stand for their folder.
+    ``more`` are patterns of further files to fetch.
     """
     path = Path(os.path.expanduser(model))  # a user who does not exist stays as written
     if str(model) == POCKET and not (path / "config.json").is_file():
@@ -49,7 +49,7 @@ def name_of(folder: Path) -> str:
 
 
 def _bundled(name: str) -> Path:
-    """Return the folder of a bundled drafter. Raises ModelError: the package has none such."""
+    """Return the folder of a bundled drafter. Raises ModelError: there is none of that name."""
     known = sorted(f"{POCKET}/{each.parent.name}" for each in BUNDLED.glob("*/config.json"))
     if name not in known:
         raise ModelError(

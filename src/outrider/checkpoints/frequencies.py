@@ -1,7 +1,7 @@
 """Frequencies of ropes, as transformers computes them, in fp32.
 
-Powers are computed in fp64 and rounded once, the same on every machine; those of torch are off by
-up to a unit in the last place, and differ between processors.
+Powers are computed in fp64 and rounded once, which gives the same on every machine; torch's are off
+by up to a unit in the last place, and differ between processors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Floats: TypeAlias = NDArray[np.float32]
 def frequencies(
     kind: str, parameters: Mapping[str, Any], size: int, context: int, length: int
 ) -> tuple[Floats, float]:
-    """Return what positions are multiplied by [size / 2], and what multiplies cos and sin.
+    """Return the factors of positions, fp32 [size / 2], and the factor of cos and sin.
 
     Args:
         kind: the rope_type.
         parameters: the other options.
-        size: the elements of a head that turn.
+        size: the elements of a head that are rotated.
         context: max_position_embeddings.
-        length: that of the sequence, which "dynamic" and "longrope" look at; 0 for a short one.
+        length: that of the sequence, for "dynamic" and "longrope"; 0 for a short one.
     """
     rope = Fields(parameters, "rope_parameters")
     base = rope.number("rope_theta", positive=True)
@@ -52,7 +52,7 @@ def frequencies(
 
 
 def _powers(base: float, size: int) -> Floats:
-    """Return the powers of ``base`` that the periods of ``size`` elements grow by."""
+    """Return the powers of ``base`` by which the periods of ``size`` elements grow."""
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     return (base ** exponents.astype(np.float64)).astype(np.float32)
 
@@ -75,7 +75,7 @@ def _yarn(rope: Fields, base: float, size: int) -> Floats:
     trained = rope.whole("original_max_position_embeddings", 1)
 
     def place(turns: float) -> float:
-        """Return the pair of elements that turns so often within the trained context."""
+        """Return the pair of elements that makes ``turns`` turns within the trained context."""
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = place(rope.number("beta_fast", 0.0, 0.0) or 32)

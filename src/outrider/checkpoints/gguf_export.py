@@ -1,8 +1,8 @@
-"""Writes a quantised copy of a checkpoint as one GGUF file, which llama.cpp reads as well.
+"""Writes a quantised copy of a checkpoint as one GGUF file, which llama.cpp also reads.
 
-Which tensor gets which type is llama.cpp's choice (``llama-quantize``): the head, or the embedding
-where the two are tied, has more bits, and "Q4_K_M" gives them to some layers' values and to what
-leads out of their MLPs.
+Tensors get the types that llama.cpp chooses (``llama-quantize``): the head, or the embedding if the
+two are tied, has more bits, and with "Q4_K_M" so have the values and the down matrices of some
+layers.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ RECIPES = {
     "Q4_0": (Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0),
     "Q4_K_M": (Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
 }
-"""By name: the type of most matrices, and the number that says so in a file."""
+"""For each name the type of most matrices, and its number in a file."""
 FALLBACK = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0}
-"""Types for matrices whose width is no multiple of 256; F16 where it is none of 32 either."""
+"""Types for matrices whose width is not a multiple of 256; F16 if not of 32 either."""
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 LARGE = 80
-"""Layers of Llama's and Qwen2's largest models: few heads of values serve many queries."""
+"""Layers of Llama's and Qwen2's largest models, whose few value heads serve many queries."""
 DROPPED = re.compile(r"general\.(alignment|file_type|quantization_version)|(split|quantize)\..+")
-"""Keys of a source that say nothing of the copy."""
+"""Keys of a source that do not apply to the copy."""
 CHUNK = 1 << 16
-"""Weights that are searched at once; every pass over them stays in the cache."""
+"""Weights that are searched at a time; every pass over them stays in the cache."""
 
 Rows = Callable[[int, int], Array]
-"""Returns so many rows of a tensor, from the first on."""
+"""Called with a first row and a count; returns these rows of a tensor."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor to write: its ``shape``, its type, and what it is read from.
+    """A tensor to write: its ``shape``, its type, and its source.
 
     ``open`` is called when its turn comes; ``was`` is its type in the source, and ``raw`` returns
     its bytes there.
@@ -82,14 +82,14 @@ class Part:
 
     @property
     def stored(self) -> StoredTensor:
-        """It as a reader sees it, without a place."""
+        """The tensor as a reader sees it, without a place."""
         block, octets = SIZES[self.kind]
         size = prod(self.shape) // block * octets
         return StoredTensor(StoredFile(Path(), 0, 0), self.shape, self.kind, 0, size)
 
 
 def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, family: str) -> Kind:
-    """Return the type of the tensor ``key`` of a model where most matrices have the type ``most``.
+    """Return the type of the tensor ``key`` of a model whose matrices are mostly ``most``.
 
     ``family`` is GGUF's name of the architecture.
     """
@@ -116,7 +116,7 @@ def kind_of(key: str, shape: tuple[int, ...], most: Kind, a: Architecture, famil
 
 
 def parse(name: str) -> str:
-    """Return the recipe ``name`` as llama.cpp spells it, refused if it is none."""
+    """Return the recipe ``name`` in llama.cpp's spelling; refuse an unknown one."""
     if name.upper() not in RECIPES:
         known = ", ".join(RECIPES)
         raise ConfigError(f"quantization is {shown(name)}; a .gguf file takes one of {known}.")
@@ -126,7 +126,7 @@ def parse(name: str) -> str:
 def export_gguf(folder: Path, out: Path, recipe: str) -> float:
     """Write the checkpoint in ``folder`` to the new file ``out``; return the mean bits of a weight.
 
-    A GGUF file's metadata are copied. Tensors that have the type already stay as they are.
+    A GGUF file's metadata are copied. Tensors that already have the type stay as they are.
     """
     most, number = RECIPES[parse(recipe)]
     files = Files(folder)
@@ -160,7 +160,7 @@ def export_gguf(folder: Path, out: Path, recipe: str) -> float:
         except (UnicodeError, struct.error) as error:
             what = f"{folder}: a text or number of its config or tokenizer cannot be written"
             raise ModelError(f"{what} ({one_line(error)}).") from None
-        except OSError as error:  # NumPy's does not name the file
+        except OSError as error:  # NumPy's error does not name the file
             raise ModelError(f"{out} cannot be written ({one_line(error)}).") from None
         finally:
             writer.close()
@@ -188,7 +188,7 @@ def _of_file(file: GGUF, checkpoint: Checkpoint, most: Kind, family: str) -> dic
 
 
 def _of_folder(checkpoint: Checkpoint, most: Kind) -> tuple[str, dict[str, Part]]:
-    """Return GGUF's name of the architecture, and the parts of a file made of a checkpoint."""
+    """Return GGUF's name of the architecture, and the parts of a checkpoint's file."""
     a, source = checkpoint.architecture, checkpoint.tensors
     if a is None or a.family not in NAMES:
         raise unfit(checkpoint.folder, f"a {checkpoint.shape.family!r} model as configured")
@@ -251,7 +251,7 @@ def _describe(
     kinds: dict[str, tuple[int, int | None]],
     parts: dict[str, Part],
 ) -> None:
-    """Write the header; values whose kind is not known get the usual one."""
+    """Write the header; values of unknown kind get the usual one."""
     for key, value in metadata.items():
         if value == [] or key == "general.architecture":
             continue
@@ -274,7 +274,7 @@ def _usual(value: object) -> GGUFValueType:
 
 
 def _write(writer: GGUFWriter, parts: dict[str, Part], source: Path) -> None:
-    """Write the tensors, one after the other: a tensor's rows on all threads."""
+    """Write the tensors, one after the other; all threads work on the rows of one."""
     total = sum(prod(part.shape) for part in parts.values())
     with tqdm(
         total=total, desc="Quantising weights", unit=" weights", unit_scale=True,

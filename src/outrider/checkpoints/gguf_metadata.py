@@ -1,6 +1,6 @@
 """Makes the metadata of a GGUF file from a checkpoint of Hugging Face: its model and tokenizer.
 
-What was made is read back and compared with the checkpoint: a difference is refused.
+The result is read back and compared with the checkpoint; differences are refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .rope import rope_parameters
 NAMES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "granite": "granite",
 }  # fmt: skip
-"""Families that are written, and their architectures of GGUF."""
+"""Families that are written, and their GGUF architectures."""
 ROPES = {
     "default": (),
     "linear": ("factor",),
@@ -53,7 +53,7 @@ ROPES = {
 }  # fmt: skip
 """Rope types that a file can express, and their options."""
 FREE = ("family", "layout", "dtype", "eos_token_ids")
-"""Fields of an ``Architecture`` that need not be read back the same; ``NAMES`` gives two."""
+"""Fields of an ``Architecture`` that may differ when read back; ``NAMES`` joins two families."""
 ENDS = ("eos", "eot", "eom")
 """Keys for end tokens."""
 TRIAL = (
@@ -63,7 +63,7 @@ TRIAL = (
     "\n\n\n word\u00a0\u3000\u200b\ttab 10,000.50 don't I'm they'RE a's O'Neil's  \n \n",
     "", " ", "a", "\n",
 )  # fmt: skip
-"""Texts that a tokenizer must encode alike before and after."""
+"""Texts that the tokenizer must encode in the same way before and after."""
 
 
 def gguf_metadata(
@@ -71,7 +71,7 @@ def gguf_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a file with ``tensors`` that holds ``checkpoint``.
 
-    Raises ModelError: it has something that a file cannot say.
+    Raises ModelError: it has something that a file cannot express.
     """
     architecture = checkpoint.architecture
     if architecture is None or architecture.family not in NAMES:
@@ -95,7 +95,7 @@ def unfit(folder: Path, what: str) -> ModelError:
 
 
 def rope_divisors(checkpoint: Checkpoint) -> npt.NDArray[np.float32] | None:
-    """Return what divides the frequencies of Llama 3's rope, fp32 [head_dim / 2]; None without."""
+    """Return the divisors of Llama 3's rope frequencies, fp32 [head_dim / 2]; None without."""
     options, architecture = rope_parameters(checkpoint.config), checkpoint.architecture
     if architecture is None or options.get("rope_type") != "llama3":
         return None
@@ -109,7 +109,7 @@ def rope_divisors(checkpoint: Checkpoint) -> npt.NDArray[np.float32] | None:
 
 
 def _model(checkpoint: Checkpoint, a: Architecture) -> dict[str, Any]:
-    """Return what the file says of the model."""
+    """Return the file's metadata about the model."""
     config, options = checkpoint.config, rope_parameters(checkpoint.config)
     kind = str(options.get("rope_type", "default"))
     known = {"rope_type", "rope_theta", *ROPES.get(kind, ())}
@@ -150,7 +150,7 @@ def _model(checkpoint: Checkpoint, a: Architecture) -> dict[str, Any]:
 
 
 def _compare(checkpoint: Checkpoint, ours: Architecture, file: GGUF) -> None:
-    """Refuse a file that says something else of the model than its checkpoint."""
+    """Refuse a file that describes another model than its checkpoint."""
     theirs = read_shape(gguf_config(file), checkpoint.folder)
     other = [
         field.name
@@ -164,12 +164,12 @@ def _compare(checkpoint: Checkpoint, ours: Architecture, file: GGUF) -> None:
 
 
 def _single(value: object) -> object:
-    """Return a number as fp32, as which files hold it."""
+    """Return a number as fp32, the type that files have."""
     return struct.pack("<f", value) if isinstance(value, float) else value
 
 
 def _words(codec: TextCodec, size: int) -> dict[str, Any]:
-    """Return what the file says of a tokenizer; refuse one that would be read back another."""
+    """Return the file's metadata about a tokenizer; refuse one that would differ when read back."""
     unable = f"{codec.source}: its tokenizer cannot be written as GGUF"
     state = json.loads(codec.backend.to_str())["model"]
     if state.get("type") != "BPE":
@@ -198,13 +198,13 @@ def _added(backend: Tokenizer, size: int) -> dict[int, AddedToken]:
 
 
 def _texts(backend: Tokenizer, state: Mapping[str, Any], size: int) -> list[str]:
-    """Return what is tried: with special tokens in a byte-level BPE, whose places are known."""
+    """Return the texts to try, with special tokens if the tokenizer is a byte-level BPE."""
     special = [token.content for token in _added(backend, size).values()][:8]
     return [*TRIAL, *([] if state.get("byte_fallback") else ["a ".join(["", *special, " b"])])]
 
 
 def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """Yield what a file may say of a tokenizer, by ways to cut texts that fit."""
+    """Yield possible metadata about a tokenizer, one for each fitting way to split texts."""
     backend = codec.backend
     tokens = [f"[PAD{i}]" for i in range(size)]
     kinds = [int(TokenType.UNUSED)] * size
@@ -242,7 +242,7 @@ def _candidates(codec: TextCodec, state: Mapping[str, Any], size: int) -> Iterat
 
 
 def _cuts_alike(backend: Tokenizer, expressions: tuple[str, ...]) -> bool:
-    """Return whether a tokenizer cuts the trial texts where ``expressions`` do."""
+    """Return whether a tokenizer splits the trial texts where ``expressions`` do."""
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions]
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     ours = pre_tokenizers.Sequence([*splits, bytewise])

@@ -1,6 +1,6 @@
-"""Bounds how much longer a tokenizer.json can make a text, before the tokenizer is built.
+"""Bounds how much a tokenizer.json can lengthen a text, before the tokenizer is built.
 
-A file of a kilobyte with ten replacements of one character by ten makes ten billion of one.
+A file of a kilobyte with ten replacements of one character by ten turns one into ten billion.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LARGEST_ADDED = 4096
 """Most characters, or special tokens, that are put around any text."""
 MOST_RULES = 1000
 FORM = 18
-"""Most characters that a Unicode normal form makes of one; a second form adds none."""
+"""Most characters that a Unicode normal form makes from one; a second form adds none."""
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "BertNormalizer")
 CASE = 3
 BYTES = 4
-"""Most characters that lower case and bytes make of one."""
+"""Most characters that lower case and bytes make from one."""
 USUAL_ENTRY = 32
 """Most characters of an entry in a table of forms."""
 LOOKS_AROUND = re.compile(r"\(\?|\\[bBAzZGKXRNO1-9]|[\^$]")
@@ -34,7 +34,7 @@ LOOKS_AROUND = re.compile(r"\(\?|\\[bBAzZGKXRNO1-9]|[\^$]")
 
 
 class _Rule(NamedTuple):
-    """A step that turns a character in ``seen`` into ``growth`` ones of ``made``; None is any."""
+    """A step that turns a character in ``seen`` into ``growth`` in ``made``; None is any."""
 
     growth: float
     seen: frozenset[str] | None
@@ -86,7 +86,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _rule(step: dict[str, Any]) -> _Rule | None:
-    """Return the rule of a step; None if it makes nothing longer."""
+    """Return the rule of a step; None if it does not lengthen a text."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(content)}:
             growth = len(content) / len(text) if text else 1.0 + len(content)
@@ -108,7 +108,7 @@ def _rule(step: dict[str, Any]) -> _Rule | None:
 
 
 def _growth(rules: list[_Rule]) -> float:
-    """Return the most characters that a chain of rules makes of one.
+    """Return the most characters that a chain of rules makes from one.
 
     A rule applies to the output of an earlier one if it sees one of its characters.
     """

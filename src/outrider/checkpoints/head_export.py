@@ -26,7 +26,7 @@ VERSION = "0.9.0"
 SPECULATOR_CLASSES = {EAGLE3: "Eagle3Speculator", PEAGLE: "PEagleSpeculator"}
 EMBEDDING = "embed_tokens.weight"
 MEDUSA_DEFAULTS = {"model_type": "medusa", "architectures": ["MedusaModel"]}
-"""Entries by which vLLM knows Medusa heads."""
+"""Entries by which vLLM recognises Medusa heads."""
 FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 COPIED = ("tokenizer*", "special_tokens_map.json", "README.md")
 
@@ -36,9 +36,8 @@ def export_head(
 ) -> int:
     """Write a head to the new folder ``out``, and return the number of its tensors.
 
-    In the ``speculators`` layout it has an embedding, which is the ``target``'s if it has none of
-    its own: the library leaves a missing one unset. ``name`` stands for the target's name; None
-    keeps the one that is there.
+    In the ``speculators`` layout it has an embedding, the ``target``'s if it has none of its own:
+    the library leaves a missing one unset. ``name`` replaces the target's name; None keeps it.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout is {layout!r}; give {' or '.join(LAYOUTS)}.")
@@ -52,7 +51,7 @@ def export_head(
     with new_folder(out) as new:
         for pattern in COPIED:
             for file in head.folder.glob(pattern):
-                if file.is_file():  # no pipe, which may never end
+                if file.is_file():  # not a pipe, which may never end
                     shutil.copyfile(file, new / file.name)
         save_file(tensors, new / "model.safetensors", {"format": "pt"})
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -60,7 +59,7 @@ def export_head(
 
 
 def needs_target(head: Head, layout: str) -> bool:
-    """Return whether a layout wants a matrix of the target's, which the head has not."""
+    """Return whether a layout needs a matrix of the target's that the head lacks."""
     if head.kind == MEDUSA:
         return head.borrows_output
     return layout == SPECULATORS and EMBEDDING not in HeadTensors(head.files)
@@ -94,7 +93,7 @@ def _medusa(head: Head, name: str | None) -> tuple[dict[str, Any], dict[str, Arr
 
 
 def medusa_config(head: Head, biased: bool) -> dict[str, Any]:
-    """Return what vLLM reads of Medusa heads; without ``medusa_fc_bias`` it drops the biases."""
+    """Return what vLLM reads of Medusa heads; without ``medusa_fc_bias`` it drops biases."""
     return MEDUSA_DEFAULTS | {
         "medusa_num_heads": head.longest, "medusa_num_layers": head.blocks,
         "hidden_size": head.hidden_size, "vocab_size": head.vocab_size, "medusa_fc_bias": biased,
@@ -129,7 +128,7 @@ def _eagle(head: Head, layout: str, name: str | None) -> tuple[dict[str, Any], d
 
 
 def _layer(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a head's layer where they stand beside those of the head."""
+    """Return the options of a head's layer from a config that mixes them with the head's."""
     others = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", KEY, *FLAGS)
     kept = {name: value for name, value in options.items() if name not in others}
     return {"model_type": "llama", **kept, "architectures": ["LlamaForCausalLM"]}
@@ -157,7 +156,7 @@ def speculators(head: Head, layer: dict[str, Any], name: str | None) -> dict[str
 def speculators_config(
     verifier: str | None, architectures: list[str], length: int, kind: str = EAGLE3
 ) -> dict[str, Any]:
-    """Return what a config of ``speculators`` says of how its head of a kind is used."""
+    """Return the ``speculators`` config for using a head of a kind."""
     method = {
         "proposal_type": "greedy", "speculative_tokens": length, "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
@@ -202,7 +201,7 @@ def safeailab(
 
 
 def _entered(layers: tuple[int, ...]) -> dict[str, list[int]]:
-    """Return the layers whose outputs are taken as vLLM names them: what they enter."""
+    """Return the layers whose outputs are taken, by vLLM's numbers: those that they enter."""
     return {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers]}
 
 
@@ -214,7 +213,7 @@ def mapping(ids: NDArray[np.int64], vocab_size: int) -> dict[str, Array]:
 
 
 def written_whole(head: Head) -> dict[str, Any]:
-    """Return the config of a head without what it says of quantised matrices."""
+    """Return the config of a head without its description of quantised matrices."""
     return {name: x for name, x in (head.files.config or {}).items() if name != QUANTIZATION}
 
 

@@ -20,9 +20,9 @@ OUTPUT = "lm_head.weight"
 def quantize_head(head: Head, out: Path, recipe: Recipe) -> float:
     """Write a head, quantised by ``recipe``, to the new folder ``out``.
 
-    Matrices that multiply are quantised as loading the head with that quantization does it, so it
-    drafts the same. Embedding, norms, biases and lists of ids stay as they are, and so do other
-    files. Returns the mean bits of a weight.
+    Matrices that multiply are quantised in the same way as when the head is loaded with that
+    quantization, so it drafts the same. Embedding, norms, biases, lists of ids and other files stay
+    as they are. Returns the mean bits of a weight.
     """
     check_storable(recipe)
     check_tensors(head)

@@ -20,7 +20,7 @@ from .matrices import plain
 from .quantize import BITS
 
 QUANTIZATION = "quantization_config"
-"""The key of a config under which it says how matrices are quantised."""
+"""The key of a config's description of quantised matrices."""
 CODES = ("I8", "F8_E4M3", "F8_E5M2")
 """Types of quantised matrices that are not packed."""
 SELECTOR = "candidate_selector."
@@ -28,9 +28,9 @@ CODEBOOKS = {
     DFLASH2: (f"{SELECTOR}predecessor_codebook", f"{SELECTOR}successor_codebook"),
     DSPARK: ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"),
 }
-"""Tensors with the numbers of each id that score tokens behind it, and of each that score it."""
+"""Tensors with the numbers of each id as the token before, and as the token that is scored."""
 CONVOLVED = "attention", "mlp"
-"""Sublayers that kernels of DFlash2 mix rows for."""
+"""Sublayers whose rows are mixed by DFlash2's kernels."""
 PART = re.compile(r"_(packed|scale|shape|zero_point|g_idx)$")
 """Ends the names of the tensors that a quantised matrix becomes."""
 
@@ -38,7 +38,7 @@ PART = re.compile(r"_(packed|scale|shape|zero_point|g_idx)$")
 class HeadTensors(Tensors):
     """The tensors of a head's checkpoint, those of EAGLE-3 by the names of Hugging Face's models.
 
-    Matrices may be quantised as compressed-tensors has them; other quantisations are passed over.
+    Matrices may be quantised in compressed-tensors' formats; other quantisations are ignored.
     """
 
     def __init__(self, files: Files) -> None:
@@ -50,7 +50,7 @@ class HeadTensors(Tensors):
 
     @property
     def stems(self) -> list[str]:
-        """The names of all tensors as they are where no matrix is quantised."""
+        """The names that all tensors would have if no matrix were quantised."""
         names = (PART.sub("", name) if self.quantised else name for name in self.entries)
         return [*dict.fromkeys(names)]
 
@@ -128,7 +128,7 @@ def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
 
 
 def _of_block(head: Head) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a head of ``BLOCKS`` has beside its layers."""
+    """Return the shapes of the tensors that a head of ``BLOCKS`` has besides its layers."""
     block, a = head.block, head.architecture
     assert block is not None
     assert a is not None
@@ -158,7 +158,7 @@ def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
 
 
 class Misfit(NamedTuple):
-    """A tensor that is not what its head's config says: what it is, and what is needed."""
+    """A tensor that does not match its head's config: what it is, and what is needed."""
 
     name: str
     actual: str
@@ -201,7 +201,7 @@ def _packed(
 
 
 def _scaled(tensors: HeadTensors, name: str) -> Iterator[Misfit]:
-    """Yield that a quantised matrix has no scales, or has them in a type that is not read."""
+    """Yield a misfit if a quantised matrix has no scales, or scales of a type that is not read."""
     scales = tensors.entry(f"{name}_scale")
     if scales is None or TYPES.get(scales.type) not in PLAIN:
         found = "missing" if scales is None else f"of type {scales.type}"
@@ -209,13 +209,13 @@ def _scaled(tensors: HeadTensors, name: str) -> Iterator[Misfit]:
 
 
 def check_tensors(head: Head) -> None:
-    """Refuse a head whose tensors are not what its config says, before anything is allocated."""
+    """Refuse a head whose tensors do not match its config, before anything is allocated."""
     for name, actual, needed in misfits(head):
         raise ModelError(f"{head.folder}: tensor {name!r} is {actual}, but {needed}.")
 
 
 def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
-    """Return the target's id of each id that a head drafts; None where they are the same."""
+    """Return the target's id for each id that a head drafts; None if they are the same."""
     assert head.architecture is not None
     size, vocabulary = head.architecture.vocab_size, head.vocab_size
     if "d2t" not in tensors:

@@ -1,9 +1,9 @@
-"""Reads checkpoints of heads: small drafters that go on from a target's hidden states.
+"""Reads checkpoints of heads: small drafters that continue from a target's hidden states.
 
-Formats are those of EAGLE-1 and 2 (Li et al., 2024) as SafeAILab and vLLM have them, of EAGLE-3 (Li
-et al., 2025) as SafeAILab and SpecForge write it, of DFlash (Chen et al., 2026) as z-lab writes it,
-of the ``speculators`` library (eagle3, peagle, dflash, dflash2 and dspark), and of Medusa (Cai et
-al., 2024).
+Formats are those of EAGLE-1 and 2 (Li et al., 2024) by SafeAILab and vLLM, of EAGLE-3 (Li et al.,
+2025) as SafeAILab and SpecForge write it, of DFlash (Chen et al., 2026) as z-lab writes it, of the
+``speculators`` library (eagle3, peagle, dflash, dflash2 and dspark), and of Medusa (Cai et al.,
+2024).
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ LABELS = {
 TRAINED = EAGLE3, PEAGLE, MEDUSA
 """Heads that are trained here, and written in other layouts."""
 FAMILIES = ("llama", "qwen2", "qwen3")
-"""Of the layers of heads."""
+"""Families of the layers of heads."""
 PARTS = 3
-"""Layers of the target that heads are made from unless they say which."""
+"""Default number of target layers whose outputs heads read."""
 EAGLE1_NORMS = "enorm.weight", "hnorm.weight", "norm.weight", "layers.0.input_layernorm.weight"
-"""What heads of EAGLE-1 have not."""
+"""Tensors that heads of EAGLE-1 lack."""
 EAGLE1_TENSORS = "fc.weight", "layers.0."
-"""How names of its tensors begin, whole or in parts."""
+"""Beginnings of the names of its tensors."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
 MOST_RANK, MOST_TAPS = 4096, 8
 MOST_CANDIDATES = 256
-"""Likeliest ids that are scored; of DSpark as many, whose bias of all ids would read a matrix."""
+"""Likeliest ids that are scored; also for DSpark, whose bias of all ids would read a matrix."""
 BORROWS = "original_lm_head"
-"""The key by which Medusa heads have the target's output matrix, as vLLM named it."""
+"""vLLM's key by which Medusa heads use the target's output matrix."""
 MOST_CHOICES, TOP_K = 256, 10
-"""Nodes of a tree of Medusa's, and draws behind a node, which is what its authors take."""
+"""Most nodes of a Medusa tree, and draws after a node, the number that its authors use."""
 Paths = tuple[tuple[int, ...], ...]
 SAFEAILAB = "midlayer."
-"""Begins the names of a layer's tensors, which only they name so."""
+"""Beginning of the names of a layer's tensors, in SafeAILab's layout only."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The block that a head drafts: ``size`` rows, of which the first has the last token.
+    """The block that a head drafts: ``size`` rows, the first of which has the last token.
 
     The first row drafts, too, if ``from_anchor``. Rows do not see later ones in layers with a
     window if ``causal_windows``, nor in others if ``causal``. A token is drawn by its logit and by
-    a score of ``rank`` numbers behind the token before it, among the ``top_k`` likeliest; rank 0
-    stands for logits alone. What enters and leaves a sublayer is mixed over ``taps`` rows, with
-    kernels that ``group`` channels share; 0 taps stand for no such mixing. Tokens are looked up
-    ``as_target`` does in transformers, or without a scale.
+    a score of ``rank`` numbers given the token before it, among the ``top_k`` likeliest; rank 0
+    means logits alone. Inputs and outputs of a sublayer are mixed over ``taps`` rows, with kernels
+    that ``group`` channels share; 0 taps means no mixing. Embeddings are scaled as the target's are
+    in transformers if ``as_target``, else not.
     """
 
     size: int
@@ -78,20 +78,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Head:
-    """A head as its checkpoint says, of kind ``EAGLE1``, ``EAGLE3``, ``PEAGLE``, ``MEDUSA``, or of
-    ``BLOCKS``.
+    """A head as its checkpoint describes it; its kind is ``EAGLE1``, ``EAGLE3``, ``PEAGLE``,
+    ``MEDUSA``, or one of ``BLOCKS``.
 
-    The target must have ``vocab_size`` and ``hidden_size``. The head is made from the outputs of
-    the target's ``layers``, -1 for the embedding; None where they follow from their number.
-    ``architecture`` and ``config`` are of its own layers, None for Medusa. The residual stream
-    begins with a norm if ``state_normed``, a state that is fed back ends with one if
-    ``output_normed``. ``fused_norms`` are the names of the norms of the target's hidden states,
-    each of a part. Its metadata proposes drafts of ``longest`` tokens, or it can draft no more, and
-    names the target ``verifier``. ``mask_token`` is the token of rows that stand for later
-    positions, and ``block`` says how ``BLOCKS`` draft. Each of Medusa's heads has residual
-    ``blocks``, and an output matrix of its own unless it ``borrows_output`` of the target;
-    ``choices`` is the tree that they draft (``read_choices``), None where it is learned. ``extras``
-    say more of how it drafts.
+    The target must have ``vocab_size`` and ``hidden_size``. The head reads the outputs of the
+    target's ``layers``, -1 for the embedding; None if they follow from the number of layers.
+    ``architecture`` and ``config`` are those of its own layers, None for Medusa. The residual
+    stream begins with a norm if ``state_normed``; a state that is fed back ends with one if
+    ``output_normed``. ``fused_norms`` are the names of the norms of the target's hidden states, one
+    per part. ``longest`` is the draft length that its metadata proposes, or the most that it can
+    draft; ``verifier`` is its name of the target. ``mask_token`` is the token of rows that stand
+    for later positions, and ``block`` says how ``BLOCKS`` draft. Each of Medusa's heads has
+    residual ``blocks``, and an output matrix of its own unless it ``borrows_output`` from the
+    target; ``choices`` is the tree that they draft (``read_choices``), None if it is learned.
+    ``extras`` have recommended draft lengths and measured acceptance.
     """
 
     files: Files
@@ -118,12 +118,12 @@ class Head:
         """The draft length that is recommended for chat, else the one that its format proposes."""
         chat = self.extras.lengths.get(CHAT)
         if self.kind == MEDUSA and chat is not None:
-            return min(chat, self.longest or chat)  # it has no more heads
+            return min(chat, self.longest or chat)  # its number of heads
         return self.longest if chat is None else chat
 
     @property
     def borrows_logits(self) -> bool:
-        """True if the target's output matrix makes its logits."""
+        """True if its logits come from the target's output matrix."""
         own = self.architecture
         whole = own is not None and own.vocab_size == self.vocab_size
         return self.borrows_output or self.kind == EAGLE1 or (self.block is not None and whole)
@@ -134,7 +134,7 @@ class Head:
         return self.files.folder
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the target's layers whose outputs the head is made from."""
+        """Return the target's layers whose outputs the head reads."""
         if self.kind in (EAGLE1, MEDUSA):
             return (num_layers - 1,)
         # SafeAILab takes what enters layers 2, n / 2 and n - 3.
@@ -150,7 +150,7 @@ class Head:
 
 
 def read_head(folder: Path | Files) -> Head | None:
-    """Return the head in ``folder``, None where it is the checkpoint of something else."""
+    """Return the head in ``folder``; None if the checkpoint is something else."""
     files = files_of(folder)
     options = files.config
     if options is None:
@@ -281,7 +281,7 @@ def _eagle(
         kind=EAGLE3,
         vocab_size=vocab_size,
         hidden_size=values.whole("target_hidden_size", 1, default=own[0].hidden_size),
-        # What enters a layer is what the one before returns.
+        # A layer's input is the output of the one before.
         layers=_layers_of(values, -1),
         architecture=own[0],
         config=own[1],
@@ -377,7 +377,7 @@ def _zlab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
 
 
 def _proposed(about: Fields) -> int | None:
-    """Return the draft length of a speculator's first proposal method, None where it has none."""
+    """Return the draft length of a speculator's first proposal method; None if it has none."""
     methods = about.listed("proposal_methods", dict)
     first = Fields(methods[0] if methods else {}, f"{about.where}: proposal_methods")
     name = "speculative_tokens"
@@ -390,7 +390,7 @@ def _safeailab(files: Files, values: Fields, options: dict[str, Any]) -> Head:
     plain = {name: value for name, value in options.items() if name != "draft_vocab_size"}
     own = _architecture(files, plain, values, drafted)
     head, section = _eagle(files, values, options, vocab_size, own), values.section("eagle_config")
-    # SpecForge names the layers that return what is taken; vLLM, at the top, those that it enters.
+    # SpecForge names the layers whose outputs are taken; vLLM, at the top, those that they enter.
     return head if head.layers is not None else replace(head, layers=_layers_of(section, 0))
 
 
@@ -424,9 +424,9 @@ def _medusa(files: Files, values: Fields) -> Head:
 
 
 def read_choices(values: Fields, heads: int) -> Paths | None:
-    """Return the tree in ``medusa_choices``; None where it is missing.
+    """Return the tree in ``medusa_choices``; None if it is missing.
 
-    A tree is a list of paths, [0, 2] for the third likeliest token behind the likeliest one.
+    A tree is a list of paths, [0, 2] for the third likeliest token after the likeliest one.
     """
     name = "medusa_choices"
     if name not in values:

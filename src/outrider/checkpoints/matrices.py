@@ -22,14 +22,14 @@ logger = logging.getLogger("outrider")
 Source = Tensors | GGUFTensors
 """Weights by the names of Hugging Face's models."""
 STACKS = (("q", "k", "v"), ("gate", "up"))
-"""Projections that are stacked into one product: all of one kind, or dequantised."""
+"""Projections that are stacked into one product: all have one kind of codes, or are dequantised."""
 
 
 def stays(source: Source, name: str) -> str | None:
     """Return the kind of codes that the matrix ``name`` keeps under a recipe; None for none.
 
-    A matrix that is stacked with others keeps its codes only if all of them do, and are of the same
-    kind or a GGUF file's.
+    A matrix that is stacked with others keeps its codes only if all of them do, with codes of the
+    same kind or from a GGUF file.
     """
     parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
     if parts is None:
@@ -83,7 +83,7 @@ def quantized(
 
 
 def by_recipe(source: Source, name: str, matrix: Array, recipe: Recipe) -> Quantized:
-    """Return a matrix quantised by ``recipe``; ModelError where it cannot be."""
+    """Return a matrix quantised by ``recipe``. Raises ModelError: it cannot be."""
     try:
         return quantize(matrix, recipe)
     except ValueError as error:
@@ -117,7 +117,7 @@ def ranges(matrix: Matrix, parts: Sequence[range]) -> Matrix:
 
 
 def by_kind(groups: int, sizes: Sequence[int]) -> list[range]:
-    """Return rows of ``groups`` that have kinds of ``sizes`` each, one kind behind the other."""
+    """Return the rows of ``groups``, each with kinds of ``sizes``, ordered by kind."""
     whole = sum(sizes)
     return [
         range(group * whole + sum(sizes[:kind]), group * whole + sum(sizes[: kind + 1]))
@@ -127,5 +127,5 @@ def by_kind(groups: int, sizes: Sequence[int]) -> list[range]:
 
 
 def numbers(parts: Sequence[range]) -> NDArray[np.int64]:
-    """Return the numbers of ``parts``, one behind the other."""
+    """Return the numbers in ``parts``, concatenated."""
     return np.concatenate([np.arange(part.start, part.stop) for part in parts])

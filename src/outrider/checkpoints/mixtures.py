@@ -1,4 +1,4 @@
-"""Mixtures of experts: how families name their parts, and what configs say of them."""
+"""Mixtures of experts: families' names for their parts, and configs' options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .configs import MOE
 
 MOST_EXPERTS = 1 << 16
 WIDEST = LARGEST_INT // 2
-"""Elements of a row: twice as many, as gate and up have, are still counted by 32 bits."""
+"""Most elements of a row: twice as many, for gate and up, still fit in 32 bits."""
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Configs' names for the number of experts."""
 QWEN_MOE = ExpertLayout()
@@ -60,7 +60,7 @@ def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[s
     width = values.whole("moe_intermediate_size" if own else "intermediate_size", 1, WIDEST)
     shared = values.whole("shared_expert_intermediate_size", 0, WIDEST, 0)
     shared = values.whole("shared_intermediate_size", 0, WIDEST, shared)
-    if "moe_shared_expert_intermediate_size" in values:  # 0 stands for the width of others
+    if "moe_shared_expert_intermediate_size" in values:  # 0 means the width of the others
         shared = values.whole("moe_shared_expert_intermediate_size", 0, WIDEST)
         shared = shared or values.whole("intermediate_size", 1, WIDEST)
     shared = shared or width * values.whole("n_shared_experts", 0, WIDEST // width, 0)
@@ -92,7 +92,7 @@ def read_mixture(values: Fields, family: Family, kinds: Sequence[str]) -> dict[s
 
 
 def _groups(values: Fields, experts: int, top: int) -> tuple[int, int]:
-    """Return in how many groups experts are, and to how many of these a row goes."""
+    """Return the number of groups of experts, and the number that a row goes to."""
     groups = values.whole("n_group", 1, experts, 1)
     if groups == 1:
         return 1, 1

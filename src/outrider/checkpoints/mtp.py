@@ -1,9 +1,9 @@
-"""The layers of a checkpoint that predict tokens further on (MTP), and their tensors.
+"""The multi-token prediction (MTP) layers of a checkpoint, and their tensors.
 
-``mtp.fc`` joins a token's embedding and the target's state before it, behind a norm each; a layer
-like the target's follows, a norm, and the target's own output matrix. Names are Qwen3.5's, which
-EXAONE 4.5 has, too; those of MiMo's files are others. GGUF files have such layers as further blocks
-(``blk.N.nextn.*``), or alone in a file of their own.
+``mtp.fc`` joins a token's embedding and the target's state before it, each after a norm; then come
+a layer like the target's, a norm, and the target's own output matrix. Names are Qwen3.5's, which
+EXAONE 4.5 also has; MiMo's files have others. GGUF files have MTP layers as further blocks
+(``blk.N.nextn.*``), or alone in a separate file.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
 STACKED = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 OF = (*STACKED, "exaone4_5", "exaone4", "mimo")
-"""Model types whose layers these are, and those that have several one behind the other."""
+"""Model types that have MTP layers; those in ``STACKED`` have several in sequence."""
 IN_MIMO = {
     "fc": "input_proj", NORMS[0]: "token_layernorm", NORMS[1]: "hidden_layernorm",
     "model.norm": "final_layernorm",
 }  # fmt: skip
-"""What MiMo's files call the modules outside of layers."""
+"""MiMo's names for the modules outside of layers."""
 FROM_MIMO = {own: usual for usual, own in IN_MIMO.items()}
 OF_MIMO = "model.mtp_layers.0."
-"""Beginning of the names in MiMo's files; further layers are for drafts that nobody makes."""
+"""Beginning of the names in MiMo's files; further layers are not used."""
 IN_GGUF = {
     "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
 }  # fmt: skip
-"""What GGUF files call the modules outside of layers."""
+"""GGUF's names for the modules outside of layers."""
 PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""Configs' names for the number of such layers."""
+"""Configs' names for the number of MTP layers."""
 COMPANION = "mtp-"
-"""Beginning of the names of GGUF files that have nothing but MTP layers and what they share."""
+"""Beginning of the names of GGUF files with only MTP layers and the tensors that they share."""
 
 
 def blocks(file: GGUF) -> list[int]:
@@ -66,9 +66,9 @@ def blocks(file: GGUF) -> list[int]:
 
 
 def num_layers(files: Files) -> int:
-    """Return how many layers of a checkpoint predict a further token; 0 where it has none.
+    """Return how many MTP layers of a checkpoint are used in sequence; 0 if it has none.
 
-    Others than Qwen3.5 have one for each further token, of which the first predicts them all.
+    Families other than Qwen's have one layer per further token; only the first is used, for all.
     """
     if files.gguf is not None:
         count, stacked = len(blocks(files.gguf)), form_of(files.gguf.metadata).family in STACKED
@@ -90,7 +90,7 @@ def is_mimo(files: Files) -> bool:
 
 
 def names_in(files: Files) -> dict[str, str]:
-    """Return the names of tensors that a model of such layers alone would have, and in the files.
+    """Map the names that a model of MTP layers alone would have to the names in the files.
 
     Other tensors have names that begin with ``TARGET``.
     """
@@ -114,21 +114,21 @@ def _alone_in_mimo(name: str) -> str:
 
 
 def has_mtp(files: Files) -> bool:
-    """Return True if a checkpoint has such layers, which join embedding and state."""
+    """Return True if a checkpoint has MTP layers, which join embedding and state."""
     if files.gguf is not None:
         return bool(blocks(files.gguf))
     return _model_type(files) in OF and num_layers(files) > 0 and "fc.weight" in names_in(files)
 
 
 def is_alone(files: Files) -> bool:
-    """Return True if a checkpoint has nothing but such layers."""
+    """Return True if a checkpoint has nothing but MTP layers."""
     if files.gguf is not None:
         return has_mtp(files) and "blk.0.attn_norm.weight" not in files.gguf.tensors
     return has_mtp(files) and not any(name.startswith(TARGET) for name in names_in(files))
 
 
 def promised(files: Files) -> int:
-    """Return how many such layers a checkpoint's config or metadata says that it has."""
+    """Return how many MTP layers a checkpoint's config or metadata claims."""
     if files.gguf is not None:
         name = files.gguf.fields.text("general.architecture", "")
         count = files.gguf.metadata.get(f"{name}.nextn_predict_layers")
@@ -141,7 +141,7 @@ def promised(files: Files) -> int:
 
 
 def why_none(files: Files) -> str:
-    """Return why a checkpoint has no MTP layers that are read, as the end of a sentence."""
+    """Return why a checkpoint has no usable MTP layers, as the end of a sentence."""
     if files.gguf is None and _model_type(files) in OF and num_layers(files):
         return f"its MTP layers lack {mtp_tensors(files, 0).told('fc')}, so this copy is damaged"
     names = files.tensors if files.gguf is None else files.gguf.tensors
@@ -156,7 +156,7 @@ def why_none(files: Files) -> str:
 
 
 def companion(files: Files) -> Files | None:
-    """Return the one GGUF file beside a GGUF target that has such layers alone, if there is one."""
+    """Return the GGUF file beside a GGUF target that has only MTP layers, if there is just one."""
     if files.gguf is None or files.folder.name.startswith(COMPANION):
         return None
     near = [Files(path) for path in sorted(files.folder.parent.glob(f"{COMPANION}*.gguf"))]
@@ -165,7 +165,7 @@ def companion(files: Files) -> Files | None:
 
 
 def _goes_with(own: Files, target: GGUF) -> bool:
-    """Return True if a file has such layers of a target; one that cannot be read is named."""
+    """Return True if a file has MTP layers of a target; log a file that cannot be read."""
     try:
         return is_alone(own) and _fits(own.gguf, target)
     except ModelError as error:
@@ -174,7 +174,7 @@ def _goes_with(own: Files, target: GGUF) -> bool:
 
 
 def _fits(own: GGUF | None, target: GGUF) -> bool:
-    """Return True if a file's layers stand behind the target's, and have its embedding."""
+    """Return True if a file's layers follow the target's, with embeddings of the same shape."""
     assert own is not None
     table = "token_embd.weight"
     shapes = [file.tensors[table].shape for file in (own, target) if table in file.tensors]
@@ -183,7 +183,7 @@ def _fits(own: GGUF | None, target: GGUF) -> bool:
 
 
 class MtpTensors(Tensors):
-    """The tensors of such layers, by the names that a model of these layers alone would have."""
+    """The tensors of MTP layers, by the names that a model of these layers alone would have."""
 
     def __init__(self, files: Files, format: Format | None = None) -> None:
         super().__init__(files, format)
@@ -191,7 +191,7 @@ class MtpTensors(Tensors):
         self._entries = {name: files.tensors[own] for name, own in names_in(files).items()}
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
-        """See ``Tensors``; what joins embedding and state reads the embedding first."""
+        """See ``Tensors``; the matrix that joins embedding and state reads the embedding first."""
         matrix = super().matrix(name, shape, dtype)
         if not self._in_mimo or name != "fc.weight":
             return matrix
@@ -209,24 +209,24 @@ class MtpTensors(Tensors):
         return any(name.startswith(f"{module}.") for name in self._entries)
 
     def shape_of(self, module: str) -> tuple[int, ...] | None:
-        """Return the shape of a module's weight; None where it is quantised."""
+        """Return the shape of a module's weight; None if it is quantised."""
         entry = self._entries.get(f"{module}.weight")
         return entry.shape if entry is not None and entry.type in PLAIN_TYPES else None
 
     def told(self, module: str) -> str:
-        """Return what the files call the weight of a module."""
+        """Return the files' name for the weight of a module."""
         return self._told(f"{module}.weight")
 
 
 class MtpBlocks(GGUFTensors):
-    """The tensors of such layers in a GGUF file, by the names of ``MtpTensors``."""
+    """The tensors of MTP layers in a GGUF file, by the names of ``MtpTensors``."""
 
     def __init__(self, file: GGUF, head_dim: int) -> None:
         super().__init__(file, head_dim)
         self._first = blocks(file)[0]
 
     def is_shifted(self, name: str) -> bool:
-        """See ``GGUFTensors``; norms have other names there, by which converters shift them."""
+        """See ``GGUFTensors``; includes norms with other names, which converters shift by name."""
         return super().is_shifted(name) or name.startswith(NORMS)
 
     def has_module(self, module: str) -> bool:
@@ -238,7 +238,7 @@ class MtpBlocks(GGUFTensors):
         return self._file.tensors[self._key(f"{module}.weight")].shape
 
     def told(self, module: str) -> str:
-        """Return what the file calls the weight of a module."""
+        """Return the file's name for the weight of a module."""
         return self._key(f"{module}.weight")
 
     def _key(self, name: str) -> str:
@@ -251,7 +251,7 @@ class MtpBlocks(GGUFTensors):
 
 
 def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that such layers of a target need, by their modules."""
+    """Return the shapes of the weights that MTP layers of a target need, by module."""
     a, width, inner = target, (target.hidden_size,), target.intermediate_size
     queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     after = a.layout.norms == "after"
@@ -265,7 +265,7 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
     if a.mixture is None:
         each |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
         each["mlp.down_proj"] = (*width, inner)
-    else:  # experts may be one tensor, or many: their loader looks for them
+    else:  # experts may be one tensor or many: their loader checks them
         each["mlp.gate"] = (a.mixture.experts, *width)
     bases = [f"model.layers.{number}." for number in range(layers)]
     shapes = {f"{base}{part}": shape for base in bases for part, shape in each.items()}
@@ -274,7 +274,7 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def lacking(files: Files, target: Architecture) -> dict[str, str]:
-    """Return what is wrong with the tensors that such layers of a target need, by their names."""
+    """Return what is wrong with the tensors that MTP layers of a target need, by name."""
     source, wrong = mtp_tensors(files, target.head_dim), {}
     for module, shape in shapes_of(target, num_layers(files)).items():
         if not source.has_module(module):
@@ -285,7 +285,7 @@ def lacking(files: Files, target: Architecture) -> dict[str, str]:
 
 
 def mtp_tensors(files: Files, head_dim: int) -> MtpTensors | MtpBlocks:
-    """Return the tensors of such layers, whose heads have ``head_dim`` elements."""
+    """Return the tensors of MTP layers, whose heads have ``head_dim`` elements."""
     if files.gguf is not None:
         return MtpBlocks(files.gguf, head_dim)
     options = (files.config or {}).get("quantization_config")
@@ -293,14 +293,14 @@ def mtp_tensors(files: Files, head_dim: int) -> MtpTensors | MtpBlocks:
 
 
 def mtp_files(files: Files) -> list[Path]:
-    """Return the files that such layers come from."""
+    """Return the files that MTP layers come from."""
     if files.gguf is not None:
         return [*files.gguf.files]
     return sorted({entry.file.path for entry in files.tensors.values()})
 
 
 def mtp_architecture(files: Files, target: Architecture) -> Architecture:
-    """Return the architecture of such layers of a target. Raises ModelError: it is not known."""
+    """Return the architecture of MTP layers of a target. Raises ModelError: it is not known."""
     count = num_layers(files)
     if not count:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Quantised matrices, and the search for the grid that quantises a matrix best."""
+"""Quantised matrices, and the search for the best grid of a matrix."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .dtypes import FLOAT32, Array, cast
 
 BITS = (4, 8)
 BLOCK = 1 << 16
-"""Weights that are searched at once; every pass over them stays in the cache."""
+"""Weights that are searched at a time; every pass over them stays in the cache."""
 STEPS = (-0.8, -0.4, -0.1, 0.2, 0.5, 0.8, 1.2)
-"""Distances, in codes, of a group's largest weight beyond the outermost code.
+"""Tried distances, in codes, of a group's largest weight beyond the outermost code.
 
-Twice as many steps gained almost nothing.
+Twice as many gained almost nothing.
 """
 SHARES = (0.75, 0.85, 0.92, 0.98, 1.04)
 """Shares of a group's range that a grid with a zero point may cover."""
@@ -29,7 +29,7 @@ EXPONENTS = 14
 """fp16 is exact to 11 bits from 2^-14 up to 2^15; far smaller scales may lose some bits."""
 TINY = 1e-30
 ADDED = 16
-"""Numbers that are added one to the next; sums of many are sums of such sums."""
+"""Numbers that are added directly; sums of more are sums of these sums."""
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -41,7 +41,7 @@ class Quantized:
 
     ``codes`` are uint8 [out, in] below 2**bits (4 or 8), ``scales`` fp32 [out, groups] of either
     sign, ``zeros`` uint8 [out, groups]; None is 2**(bits - 1) everywhere: a symmetric recipe. The
-    last group may be short; a group is a whole row at most ("per channel").
+    last group may be short; a group is at most a whole row ("per channel").
     """
 
     codes: Codes
@@ -108,10 +108,10 @@ def quantize(weight: Array, recipe: Recipe) -> Quantized:
     The error is the squared error times the size of the weight: squares alone favour grids that
     clip the largest weights, which costs the pocket target perplexity. Candidates are scales (and
     zero points) around those that just span the group: codes are rounded, the best scale for these
-    codes is solved for, and the best candidate wins. A scale may be negative: the code
-    -2**(bits - 1) has no counterpart, so it serves either sign. Scales are rounded to fp16 times
-    one power of two for the matrix before the final codes are chosen. A weight that is not finite
-    or far too large raises ValueError.
+    codes is solved for, and the best candidate wins. A scale may be negative: the code -2**(bits -
+    1) has no positive counterpart, so the sign decides which side gets it. Scales are rounded to
+    fp16 times one power of two for the matrix before the final codes are chosen. Raises ValueError:
+    a weight is not finite, or far too large.
     """
     out, inputs = weight.shape
     group = min(recipe.group or inputs, inputs)
@@ -153,7 +153,7 @@ def _unit(weight: Array, bits: int) -> float:
 
 
 def total(x: Floats) -> Floats:
-    """Return the sums of x [n, m] over n, fp32 [1, m]: few errors of rounding add up."""
+    """Return the sums of x [n, m] over n, fp32 [1, m], with few rounding errors adding up."""
     rests: list[Floats] = []
     while len(x) >= ADDED:
         whole = len(x) // ADDED * ADDED
@@ -206,7 +206,7 @@ def best_grid(x: Floats, recipe: Recipe) -> tuple[Floats, Floats]:
 
 
 def _even(x: Floats, bits: int) -> Iterator[tuple[Floats, Floats]]:
-    """Yield symmetric grids (1 / scale, zero point): the largest weight near the last code."""
+    """Yield symmetric grids (1 / scale, zero point) with the largest weight near the last code."""
     half = 1 << (bits - 1)
     largest = np.take_along_axis(x, np.abs(x).argmax(0, keepdims=True), 0)
     inverse, zero = inverse_of(largest), np.full_like(largest, half)

@@ -68,9 +68,9 @@ def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
 
 
 def half_split(size: int, turning: int) -> list[int]:
-    """Return the order of a head's elements in which element i turns with i + size / 2.
+    """Return the order of a head's elements in which element i is rotated with i + size / 2.
 
-    In the head itself the first ``turning`` elements turn, half-split; the others do not.
+    In the head itself the first ``turning`` elements are rotated, half-split; the others are not.
     """
     half = turning // 2
     still = list(range(turning, size))
@@ -79,17 +79,17 @@ def half_split(size: int, turning: int) -> list[int]:
 
 
 class Rope:
-    """Rotary tables: cos and sin of a row depend on its position and its prompt's length alone.
+    """Rotary tables: cos and sin of a row depend only on its position and its prompt's length.
 
     As in transformers, once max(prompt length, position + 1) exceeds the trained context, "dynamic"
     NTK scaling raises the base and "longrope" takes its long factors. Here that depends on the row,
-    not on the forward it comes in, so chunks and drafts cannot change it. Tables have
-    ``max_length`` positions; a ``kind`` of layers may have tables of its own.
+    not on the forward pass that it is in, so chunks and drafts cannot change it. Tables have
+    ``max_length`` positions; a ``kind`` of layers may have its own tables.
 
     Attributes:
         type: the rope_type.
-        trained: the length beyond which the types ``BY_LENGTH`` turn otherwise.
-        by_length: whether any row does.
+        trained: the length beyond which the types ``BY_LENGTH`` have other frequencies.
+        by_length: whether that applies to any row.
         head_dim: the elements of a head.
     """
 
@@ -113,7 +113,7 @@ class Rope:
             self._short, self._factor = self._frequencies(0)
 
     def _frequencies(self, length: int) -> tuple[Floats, float]:
-        with np.errstate(all="ignore"):  # what is not finite is refused
+        with np.errstate(all="ignore"):  # non-finite results are refused
             made = frequencies(self.type, self._parameters, self._dim, self._context, length)
             furthest = made[0] * np.float32(self._max_length)
         if not np.isfinite(furthest).all() or not math.isfinite(made[1]):
@@ -150,7 +150,7 @@ class Rope:
     def halves(self, far: bool = False) -> tuple[Floats, Floats]:
         """Return cos and sin of every position, [max_length, head_dim / 2] each.
 
-        They are those of rows beyond ``trained`` if ``far``, which longrope alone has for all.
+        If ``far``, they are those of rows beyond ``trained``, which only longrope has in common.
         """
         inverse = self._frequencies(self.trained + 1)[0] if far else self._short
         half = self.head_dim // 2
@@ -160,7 +160,7 @@ class Rope:
         return cos, sin
 
     def lengthened(self, positions: NDArray[np.int64], lengths: list[int]) -> Floats | None:
-        """Return cos and signed sin of rows [rows, 2, head_dim]; None where ``table`` has them.
+        """Return cos and signed sin of rows [rows, 2, head_dim]; None if ``table`` has them.
 
         ``lengths`` are max(prompt length, position + 1) of the rows.
         """

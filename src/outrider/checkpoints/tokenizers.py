@@ -22,8 +22,8 @@ TOKENS = "tokenizer.ggml.tokens"
 def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
     """Return the codec of a checkpoint, which may be opened already.
 
-    A GGUF file that holds its tokenizer needs no transformers, which is slow to import.
-    ``specials`` is as of ``TextCodec``.
+    A GGUF file with its own tokenizer needs no transformers, which is slow to import. ``specials``
+    is that of ``TextCodec``.
     """
     files = files_of(folder)
     with trying(files.folder):
@@ -32,7 +32,7 @@ def read_codec(folder: Path | Files, specials: bool = True) -> TextCodec:
 
 
 def codec_to_read(files: Files, specials: bool) -> TextCodec | UnreadCodec:
-    """Return the codec of a checkpoint, unread if that needs nothing but its GGUF file."""
+    """Return the codec of a checkpoint, unread if only its GGUF file is needed."""
     if files.gguf is None or files.folder.with_name("tokenizer.json").is_file():
         return read_codec(files, specials)
     return UnreadCodec(files.folder, specials, files.gguf)
@@ -62,7 +62,7 @@ def save_tokenizer(files: Files, folder: Path) -> None:
 
 
 def _words(files: Files) -> Words:
-    """Return the tokenizer in a folder, or in that of a GGUF file, whose templates come first."""
+    """Return the tokenizer in a folder or beside a GGUF file, whose templates come first."""
     folder = files.folder if files.gguf is None else files.folder.parent
     words = folder_tokenizer(folder) or _by_transformers(folder)
     own = None if files.gguf is None else chat_templates(files.gguf)
@@ -70,7 +70,7 @@ def _words(files: Files) -> Words:
 
 
 def _by_transformers(folder: Path) -> Words:
-    """Return a tokenizer without a tokenizer.json, which transformers makes one of."""
+    """Return a tokenizer that transformers converts, for folders without a tokenizer.json."""
     with torch_for(f"{folder} has no tokenizer.json; to make one of its other files"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

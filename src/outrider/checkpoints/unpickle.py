@@ -2,8 +2,8 @@
 
     python unpickle.py BYTES OUT FILE...
 
-Pickles can run code, so torch reads tensors and nothing else (``weights_only``), in a process that
-nobody depends on. It imports nothing of Outrider. A reason to refuse goes to stderr, with status 1.
+Pickles can run code, so torch reads only tensors (``weights_only``), in a process that nothing
+depends on. It imports nothing of Outrider. A refusal goes to stderr, with status 1.
 """
 
 import pickle
@@ -42,7 +42,7 @@ def read(file: str) -> Any:
 
 
 def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of an unpickled object by name; refuse what is no table of them."""
+    """Return the tensors of an unpickled object by name; refuse anything but a table of tensors."""
     for name in NESTED:
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
             loaded = loaded[name]

@@ -1,7 +1,7 @@
 """The codec of a GGUF file, read when it is first needed, by the process that needs it.
 
-Building the tokenizer takes most of a second for 152,000 tokens, and as long again for each process
-that it is sent to. The frontend needs it at once, the worker for its first grammar or not at all.
+Building the tokenizer takes most of a second for 152,000 tokens, and again in each process that it
+is sent to. The frontend needs it at once, the worker only for its first grammar.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def trying(path: Path) -> AbstractContextManager[None]:
 
 
 def codec_of(words: Words, folder: Path, specials: bool) -> TextCodec:
-    """Return the codec of a tokenizer, which is tried."""
+    """Return the codec of a tokenizer, after a trial."""
     backend = words.backend
     check_specials(backend, folder)
     backend.no_truncation()
@@ -36,7 +36,7 @@ def codec_of(words: Words, folder: Path, specials: bool) -> TextCodec:
 
 
 class UnreadCodec:
-    """The codec in the GGUF file at ``path``; it can be pickled, and is read once a process."""
+    """The codec in the GGUF file at ``path``; it can be pickled, and is read once per process."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class UnreadCodec:
         return UnreadCodec, (self._path, self._specials, None, self._state)
 
     def read(self) -> TextCodec:
-        """Return the codec; ModelError where it cannot be used."""
+        """Return the codec. Raises ModelError: it cannot be used."""
         with self._lock:
             if self._codec is None:
                 with trying(self._path):
@@ -72,6 +72,6 @@ class UnreadCodec:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Return what tells a file from another in its place: its size and time."""
+    """Return what distinguishes a file from a replacement: its size and time."""
     state = path.stat()
     return state.st_size, state.st_mtime_ns

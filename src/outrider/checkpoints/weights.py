@@ -1,4 +1,4 @@
-"""Loads the weights of a checkpoint, fused as the forward needs them."""
+"""Loads the weights of a checkpoint, fused as the forward pass needs them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from .quantize import Matrix
 from .rope import half_split
 
 TILE = 8
-"""Rows that attention is always given, short tiles being padded, and products where it matters to
-their sums: see ``models.transformer.linear``."""
+"""Rows that attention always gets, with short tiles padded; so do products whose sums depend on it:
+see ``models.transformer.linear``."""
 SLOW_TO_QUANTISE = 1 << 26
-"""Elements of a matrix from which quantising shows a progress bar."""
+"""Elements from which quantising shows a progress bar."""
 
 M = TypeVar("M")
 V = TypeVar("V")
@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Mlp(Generic[M, V]):
-    """A gated MLP; ``gate_up`` stacks gate and up, or is up where a family has no gate."""
+    """A gated MLP; ``gate_up`` stacks gate and up, or is up if a family has no gate."""
 
     gate_up: M
     gate_up_bias: V | None
@@ -42,10 +42,10 @@ class Mlp(Generic[M, V]):
 class Experts(Generic[M, V]):
     """A mixture of gated MLPs, and the router that scores them.
 
-    ``gate_up`` [2 * experts * width, hidden] has the gates of all experts, and behind them what
-    they gate; ``down`` [experts * hidden, width] one expert behind the other. The last row of
-    ``router`` scores the ``shared`` MLP, if its output is gated. ``choice_bias`` [experts] is added
-    to scores for the choice.
+    ``gate_up`` [2 * experts * width, hidden] has the gates of all experts, then their ups; ``down``
+    [experts * hidden, width] has one expert after the other. The last row of ``router`` scores the
+    ``shared`` MLP, if its output is gated. ``choice_bias`` [experts] is added to scores to choose
+    experts.
     """
 
     router: V
@@ -60,10 +60,10 @@ class Experts(Generic[M, V]):
 
 @dataclass(frozen=True)
 class LinearWeights(Generic[M, V]):
-    """The small weights of linear attention, beside its large matrices.
+    """The small weights of linear attention, besides its large matrices.
 
-    ``rates`` [2 * value heads, width] stacks what becomes the strength of an update and its
-    decay; of Mamba-2 it is dt alone [value heads, width]. ``decay``, ``dt_bias`` and ``skip``
+    ``rates`` [2 * value heads, width] stacks the projections for the strength of an update and its
+    decay; for Mamba-2 it is dt alone [value heads, width]. ``decay``, ``dt_bias`` and ``skip``
     (Mamba-2's D) [value heads] are fp32, ``norm`` is [values of all heads].
     """
 
@@ -87,12 +87,12 @@ class LayerWeights(Generic[M, V]):
     """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
     The elements of a head have the order of ``rope.half_split``. ``input_norm`` and ``mlp_norm``
-    come before attention and MLP, ``attention_norm`` and ``output_norm`` after them, where a family
-    has them. ``q_norm`` and ``k_norm`` are of a head or of all. A short convolution has gates
-    and inputs [3 * width, width] in the place of ``qkv``, and ``taps`` [taps, width], the oldest
-    first. Linear attention has queries, keys, values and gates there, and ``linear``. Gates of
-    attention come behind its queries. ``sinks`` [heads] are scores of a key without a value. A
-    layer may lack a mixer or an MLP, or have ``experts`` in its place.
+    come before attention and MLP, ``attention_norm`` and ``output_norm`` after them, if a family
+    has them. ``q_norm`` and ``k_norm`` span one head or all. A short convolution has gates and
+    inputs [3 * width, width] in place of ``qkv``, and ``taps`` [taps, width], the oldest first.
+    Linear attention has queries, keys, values and gates there, and ``linear``. Gates of attention
+    come after its queries. ``sinks`` [heads] are scores of a key without a value. A layer may lack
+    a mixer or an MLP, or have ``experts`` instead of the MLP.
     """
 
     input_norm: V | None
@@ -128,7 +128,7 @@ class Loader:
     """Reads the weights of a checkpoint layer by layer.
 
     With ``keeps`` quantised matrices stay quantised, and norms and biases are fp32; otherwise they
-    are dequantised. ``recipe`` quantises matrices as they are read, but routers, norms and biases.
+    are dequantised. ``recipe`` quantises matrices at reading, except routers, norms and biases.
     """
 
     source: Source
@@ -164,7 +164,7 @@ class Loader:
         return np.concatenate((weight, weight))
 
     def _stacked(self, prefix: str, parts: dict[str, int], width: int, fused: str = "") -> Matrix:
-        """Return several projections stacked, or ``fused``, the tensor that holds them as one."""
+        """Return several projections stacked, or ``fused``, the one tensor that holds them."""
         if fused:
             return self.matrix(f"{fused}.weight", sum(parts.values()), width, self.recipe)
         names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
@@ -179,7 +179,7 @@ class Loader:
     def _rotary_order(self) -> NDArray[np.int64] | None:
         """Return the order of qkv rows that puts heads in the order of ``half_split``, if needed.
 
-        Products of queries and keys do not depend on that order, and then all heads turn alike.
+        Products of queries and keys do not depend on that order, and all heads are rotated alike.
         """
         a = self.architecture
         if a.rotary_dim == a.head_dim and not a.layout.gated:
@@ -187,7 +187,7 @@ class Loader:
         split, heads = self._head_order(), a.num_heads
         queries = (1 + a.layout.gated) * heads
         rows = np.arange((queries + 2 * a.num_kv_heads) * a.head_dim).reshape(-1, a.head_dim)
-        if a.layout.gated:  # from the queries and the gate of each head
+        if a.layout.gated:  # each head's queries and gate are split
             rows[:queries] = (
                 rows[:queries].reshape(heads, 2, -1).swapaxes(0, 1).reshape(queries, -1)
             )
@@ -210,7 +210,7 @@ class Loader:
     def layer(
         self, index: int, inputs: int | None = None, normed: bool = True
     ) -> LayerWeights[Matrix, Array]:
-        """Return the weights of one layer; ``inputs`` of its queries, if not its width.
+        """Return the weights of one layer; ``inputs`` are its queries', by default its width.
 
         A layer that is not ``normed`` has no norm before attention.
         """
@@ -319,7 +319,7 @@ class Loader:
     def _mamba(self, base: str) -> dict[str, Any]:
         """Return the fields of ``LayerWeights`` about Mamba-2 (Granite 4-H, Falcon-H1, Nemotron-H).
 
-        Checkpoints have z, x, B, C and dt one behind the other, and convolve x, B and C.
+        Checkpoints have z, x, B, C and dt in that order, and convolve x, B and C.
         """
         a, width = self.architecture, self.architecture.hidden_size
         linear = a.linear

@@ -37,7 +37,7 @@ class InputProcessor:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The sampling options of a request that says nothing of them."""
+        """The sampling options of a request that gives none."""
         return SamplingParams(**self.defaults)
 
     def request(
@@ -58,8 +58,8 @@ class InputProcessor:
         Args:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
             params, speculation, priority, cache_salt, offline: of the request.
-            id: unique among those under way; made up unless given.
-            text: the prompt's, where ``prompt`` is token ids and the text is known.
+            id: unique among running requests; made up by default.
+            text: the prompt's text if it is known and ``prompt`` is token ids.
             index: the place of the prompt among those of the call.
 
         Raises RequestError: it cannot be served.
@@ -98,7 +98,7 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         if room < 1:
             raise RequestError(
-                # Clients know a prompt that is too long by these words of SGLang's.
+                # Clients detect a prompt that is too long by SGLang's words.
                 f"the prompt has {len(ids)} tokens and is longer than the model's context length "
                 f"of {self.max_model_len} allows; shorten it to {self.max_model_len - 1} or less.",
                 "prompt",

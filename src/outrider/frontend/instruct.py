@@ -1,4 +1,4 @@
-"""Tells models that are made to chat from those that continue texts."""
+"""Distinguishes models that are made to chat from those that continue texts."""
 
 import re
 from pathlib import Path

@@ -19,11 +19,11 @@ from ..text.places import Places
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample of a request; ``origins`` and ``logprobs`` run with ``token_ids``.
+    """One sample of a request; ``origins`` and ``logprobs`` are parallel to ``token_ids``.
 
     ``finish_reason`` is "stop", "length" or "error", None while the sample runs. ``stop_reason`` is
     the stop string or the stop token's id that ended it, None where EOS or a limit did.
-    ``seed`` with ``index`` repeats the sample: ask for ``n > index`` samples of that seed.
+    ``seed`` with ``index`` reproduces the sample: ask for ``n > index`` samples of that seed.
     ``cumulative_logprob`` is the sum over the sampled tokens; it and ``logprobs`` are None unless
     asked for.
     """
@@ -63,10 +63,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its samples; ``prompt`` is None where token ids were given.
+    """A prompt and its samples; ``prompt`` is None if token ids were given.
 
     ``num_cached_tokens`` counts the prompt's tokens that the prefix cache held. ``prompt_logprobs``
-    run with the prompt's ids if asked for, None for the first.
+    are parallel to the prompt's ids if asked for, None for the first.
     """
 
     request_id: str
@@ -81,7 +81,7 @@ class RequestOutput:
 
 @dataclass
 class SampleState:
-    """One sample so far, collected from events; ``accepted`` runs with ``drafts``."""
+    """One sample so far, collected from events."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -120,7 +120,7 @@ class SampleState:
 
 
 class OutputProcessor:
-    """Writes the text of tokens, for every request of a model; ``codec`` is None without text."""
+    """Writes the text of tokens, for every request of a model; without a ``codec`` it is empty."""
 
     def __init__(self, codec: TextCodec | None) -> None:
         self.tokenizer = codec.backend if codec else None
@@ -152,7 +152,7 @@ class OutputProcessor:
         return self._spelling.bytes_of(self.piece(id))
 
     def places(self, request: Request, start: int) -> Callable[[int], int]:
-        """Return a function that takes an output's tokens and returns their places in the text.
+        """Return a function that takes an output's tokens and returns their positions in the text.
 
         The output begins at ``start``.
         """
@@ -170,7 +170,7 @@ class OutputProcessor:
         return shown
 
     def writer(self, request: Request) -> Detokenizer:
-        """Return what writes the text of a sample of a request, stop strings included."""
+        """Return a detokenizer for a sample of a request; its text includes stop strings."""
         ids, skip = request.prompt_token_ids, request.params.skip_special_tokens
         return Detokenizer(self.tokenizer, ids, (), skip_special=skip)
 
@@ -208,7 +208,7 @@ class RequestState:
         self.counts = Counts()
         self.error: str | None = None
         self.broken = False
-        """True where the frontend must end the request, which the engine would go on with."""
+        """True if the frontend must end the request, which the engine would continue."""
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.cached_tokens = 0
         self.queued: float | None = None
@@ -223,7 +223,7 @@ class RequestState:
         """Add one event; return it with its text, if that can be written, and the index."""
         try:
             text, reason, error = self._text(event), event.finish_reason, event.error
-        except Exception as problem:  # of its text: the other requests go on
+        except Exception as problem:  # in its text: the other requests go on
             self.broken = True
             text, reason, error = event.text, "error", unexpected(problem)
         # Not by _replace, which takes twice as long.
@@ -254,8 +254,8 @@ class RequestState:
     def write(self) -> None:
         """Write the texts of all samples, whose events were collected.
 
-        Written at once a text costs less than token by token between forwards, which take its
-        writer out of the processor's caches.
+        Writing a text at once costs less than token by token between forward passes, which evict
+        the detokenizer from the CPU's caches.
         """
         for writer, sample in zip(self._texts or (), self.samples, strict=False):
             ids = sample.token_ids
@@ -297,7 +297,7 @@ class RequestState:
         return None if self._first is None else self._first - self.started
 
     def output(self) -> RequestOutput:
-        """Return the request as the caller sees it, as far as it has come."""
+        """Return the request so far, as the caller sees it."""
         request, c, seconds = self.request, self.counts, self.ended - self.started
         tokens = sum(len(s.token_ids) for s in self.samples)
         metrics = RequestMetrics(

@@ -14,22 +14,22 @@ IN_GGUF = {
     for key, name in (("temp", "temperature"), ("top_k", "top_k"), ("top_p", "top_p"),
                       ("min_p", "min_p"), ("penalty_repeat", "repetition_penalty"))
 }  # fmt: skip
-"""Names of ``SamplingParams`` by the keys of a GGUF file's metadata, as llama.cpp has them."""
+"""Names of ``SamplingParams``, keyed by llama.cpp's keys in a GGUF file's metadata."""
 
 
 TYPED_AT: dict[str, Any] = {"temperature": 0.7}
-"""Defaults where people read what is generated, of checkpoints that say nothing.
+"""Defaults for text that people read as it comes, if the checkpoint has none.
 
-Calls of the API and of Python have OpenAI's and vLLM's instead, a temperature of 1, at which small
+API and Python calls have OpenAI's and vLLM's default instead, a temperature of 1, at which small
 models ramble.
 """
 
 
 def sampling_defaults(model: Path) -> dict[str, Any]:
-    """Return the sampling defaults of a checkpoint's folder or GGUF file, {} where it has none.
+    """Return the sampling defaults of a checkpoint's folder or GGUF file, {} if it has none.
 
-    Their names are those of ``SamplingParams``. A file beside a GGUF file counts where that has no
-    keys. Raises ConfigError: a file is damaged, or a value is out of range.
+    Their names are those of ``SamplingParams``. If a GGUF file has no such keys, the file ``FILE``
+    beside it is read. Raises ConfigError: a file is damaged, or a value is out of range.
     """
     if is_gguf(model):
         found = _checked(_of_gguf(model), str(model))

@@ -27,12 +27,12 @@ def request_id(headers: Headers) -> str:
 
 
 class Access:
-    """Gives every call an id, and logs those that change something or fail.
+    """Gives every call an id, and logs calls that change something or fail.
 
-    In ``scope["state"]`` it reads ``call``, an ``ApiCall`` whose ``facts`` go into the log and the
-    span, and ``refused``, the status and message with which the connection answered in the call's
-    place. A call whose client went away has the status ``GONE``, a stream that began the error
-    ``GONE``. ``failed`` gets the status of every call that ends with an error.
+    It reads two entries of ``scope["state"]``: ``call``, an ``ApiCall`` whose ``facts`` go into the
+    log and the span; and ``refused``, the status and message that the connection sent instead of
+    the call's answer. If the client disconnects early, the status is ``GONE``; a stream that had
+    begun gets the error ``GONE``. ``failed`` is called with the status of every call that fails.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Access:
         self, scope: Scope, status: int, facts: dict[str, Any], clock: int, seconds: float
     ) -> None:
         """Count, trace and log a call that has ended."""
-        state, broken = scope["state"], facts.get("error")  # a stream's, begun with 200
+        state, broken = scope["state"], facts.get("error")  # of a stream that began with 200
         if status >= 400:
             self.failed(status)
         elif broken is not None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from .errors import Refusal
 
 MOST_HELD = 256 << 20
-"""Bytes of all bodies that are being received or read."""
+"""Most bytes of all bodies together that are being received or read."""
 ALWAYS = 1 << 16
-"""Bytes that every body may hold at once, so that long ones that stall hold up no short ones."""
+"""Bytes that any body may always hold, so that stalled long bodies do not block short ones."""
 LOOK_SECONDS = 0.02
 
 
 @dataclass
 class Queue:
-    """Sequences and tokens that wait for a first token; while it is not full it takes any call."""
+    """Sequences and tokens that wait for a first token; until full, it takes calls of any size."""
 
     most_sequences: int
     most_tokens: int
@@ -24,7 +24,7 @@ class Queue:
     tokens: int = 0
 
     def enter(self, sequences: int) -> Lease:
-        """Return the lease of ``sequences``, which wait from now on. Raises Refusal: 429."""
+        """Return a lease for ``sequences``, which now wait. Raises Refusal: 429."""
         if self.sequences >= self.most_sequences:
             raise Refusal(
                 f"{self.sequences} sequences wait already, and the queue holds "
@@ -34,7 +34,7 @@ class Queue:
 
 
 class Lease:
-    """The share that one call has in a queue; ``close`` gives back all that is left of it."""
+    """One call's share of a queue; ``close`` gives back what is left of it."""
 
     def __init__(self, queue: Queue, sequences: int) -> None:
         self._queue = queue
@@ -52,7 +52,7 @@ class Lease:
         self._take(0, tokens)
 
     def give_back(self, sequences: int, tokens: int) -> None:
-        """Give back sequences and tokens that do not wait any more."""
+        """Give back sequences and tokens that no longer wait."""
         self._take(-min(sequences, self._sequences), -min(tokens, self._tokens))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Other ways to write a path: below a proxy's, without /v1, or with a slash at its end."""
+"""Other spellings of a path: below a proxy's path, without /v1, or with a trailing slash."""
 
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,7 +10,7 @@ ALIASED = frozenset(
 
 
 class Aliases:
-    """Takes ``root``, the path below which a proxy serves, and last slashes off paths; adds /v1."""
+    """Strips ``root``, a proxy's path, and trailing slashes from paths; adds /v1 if missing."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self.app, self.root = app, root
@@ -18,7 +18,7 @@ class Aliases:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if self.root and path == self.root:  # the page's own paths begin at the slash
+            if self.root and path == self.root:  # relative links of the page need the slash
                 await RedirectResponse(f"{self.root}/")(scope, receive, send)
                 return
             if self.root and path.startswith(f"{self.root}/"):

@@ -10,7 +10,7 @@ from ..sampling.logprobs import ALL
 from ..text.places import places_in
 
 LARGEST_NUMBER = 2**53
-"""JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
+"""The largest integer that all JSON readers keep exact; larger seeds are sent as strings."""
 
 NULLS = {
     "answer": ("service_tier", "kv_transfer_params", "ec_transfer_params"),
@@ -66,7 +66,7 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
 
 
 def stop_of(sample: SampleState) -> dict[str, Any]:
-    """Return what ended a sample: in vLLM's field, null at EOS, and in SGLang's, with its id."""
+    """Return what ended a sample, in vLLM's field (null at EOS) and SGLang's (the id of EOS)."""
     reason, ended = sample.stop_reason, sample.finish_reason == "stop" and sample.token_ids
     matched = sample.token_ids[-1] if reason is None and ended else reason
     return {"stop_reason": reason, "matched_stop": matched}
@@ -85,16 +85,16 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
 
 
 def finite(logprob: float) -> float:
-    """Return a log probability as JSON can have it."""
+    """Return a log probability as a finite number, which JSON can hold."""
     return max(logprob, MASKED)
 
 
 class CompletionLogprobs:
     """The log probabilities of one choice of ``/v1/completions``, listed part by part.
 
-    A token is listed when its position in the text is certain: a stop string may still cut off
-    text that is held back. ``echoed`` is the prompt, if the choice's text begins with it, and
-    ``prompt`` has the log probabilities of its tokens. Tokens are named as ``namer`` has it.
+    A token is listed when its position in the text is certain: a stop string may still cut off text
+    that is held back. ``echoed`` is the prompt, if the choice's text begins with it, and ``prompt``
+    has the log probabilities of its tokens. ``namer`` gives the names of tokens.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class CompletionLogprobs:
         }
 
     def _by_word(self, logprobs: Logprobs) -> dict[str, float]:
-        """Return log probabilities by token text; of equal texts, later ones by their bytes."""
+        """Return log probabilities by token text; repeated texts by their bytes."""
         by_word: dict[str, float] = {}
         for id, entry in logprobs.items():
             word = self._named(id)
@@ -144,7 +144,7 @@ class CompletionLogprobs:
 
 
 def namer(outputs: OutputProcessor, by_id: bool) -> Callable[[int], str]:
-    """Return what names a token in lists: by its text or, as ``token_id:7``, by its id."""
+    """Return a function that names tokens: by their text or, if ``by_id``, as in ``token_id:7``."""
     return (lambda id: f"token_id:{id}") if by_id else outputs.word
 
 
@@ -157,7 +157,7 @@ def chat_logprobs(
 ) -> dict[str, Any]:
     """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed.
 
-    Tokens are named as ``namer`` has it.
+    ``namer`` gives the names of tokens.
     """
     named = namer(outputs, by_id)
 

@@ -1,4 +1,4 @@
-"""Answers calls: whole or as a stream of server-sent events, for as long as the client is there."""
+"""Answers calls, whole or as a stream of server-sent events, until the client disconnects."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ from .protocol import to_refusal
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
 LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
-"""Characters that some clients take for the end of a line, as JSON escapes them."""
+"""JSON escapes of characters that some clients take for line ends."""
 
 
 async def answered(call: ApiCall[Any], http: Request) -> Response:
-    """Return the answer to a call, whole or as a stream; an early failure is no stream."""
+    """Return the answer to a call, whole or as a stream; raise failures before the first chunk."""
     http.state.call = call
     if call.body.stream_options is not None and not call.body.stream:
         raise Refusal("stream_options needs stream: true.", "stream_options")
@@ -42,7 +42,7 @@ async def answered(call: ApiCall[Any], http: Request) -> Response:
 
 @contextlib.contextmanager
 def leaving(call: ApiCall[Any]) -> Iterator[None]:
-    """Take a call that fails out of the queue, and name its error as its client does."""
+    """Take a failing call out of the queue, and raise its error with the client's field names."""
     try:
         yield
     except BaseException as error:
@@ -54,7 +54,7 @@ def leaving(call: ApiCall[Any]) -> Iterator[None]:
 
 
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """Return the result of ``work``, which is cancelled as soon as the client is gone."""
+    """Return the result of ``work``; cancel it and raise Refusal if the client is gone first."""
     task = asyncio.ensure_future(work)
 
     async def watch() -> None:
@@ -76,7 +76,7 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T:
 
 
 async def whole(call: ApiCall[Any]) -> Response:
-    """Run a call, and return the whole answer, made in a thread where that takes long."""
+    """Run a call, and return the whole answer; one that lists much is built in a thread."""
     async for _ in merged(call.runs()):
         pass
     if call.lists_much:
@@ -91,7 +91,7 @@ async def whole(call: ApiCall[Any]) -> Response:
 async def events(
     call: ApiCall[Any], first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events; an error on the way is one more, and ends them."""
+    """Yield server-sent events; a failure midway is sent as error events and ends the stream."""
     named = call.named_events
     yield event(first, named)
     try:
@@ -114,7 +114,7 @@ async def events(
 
 
 def event(content: dict[str, Any], named: bool = False) -> bytes:
-    """Return one server-sent event, ``named`` by its type."""
+    """Return one server-sent event; if ``named``, its name is the content's type."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     name = f"event: {content['type']}\n".encode() if named else b""
     return name + b"data: " + text.translate(LINE_ENDS).encode("utf-8", "replace") + b"\n\n"

@@ -28,9 +28,9 @@ from .service import Service
 from .texts import SURE_TEXT
 
 LONG_LIST = 1 << 9
-"""Positions with log probabilities from which on an answer is made in a thread."""
+"""An answer with more positions of log probabilities is built in a thread."""
 MAX_CHARS_PER_TOKEN = 16
-"""More than a token has, on average, of any text that is expected."""
+"""More characters than a token has, on average, in any prediction."""
 MOST_REPEATED = 1 << 23
 """Bytes that a call's options may take in the engine, which holds a copy for each prompt."""
 ID_BYTES = 8
@@ -49,7 +49,7 @@ class ApiCall(ABC, Generic[Body]):
         error: the reason why its stream ended early.
         salt: separates its cached prefix from others.
         more: values for ``SamplingParams`` besides the body's.
-        params: sampling options by the most tokens that may follow a prompt.
+        params: sampling options, keyed by the most tokens that may follow a prompt.
         listed: tokens that the answer lists besides its text so far.
         recorder, asked: where the call is recorded, and the record of each prompt.
     """
@@ -57,7 +57,7 @@ class ApiCall(ABC, Generic[Body]):
     prefix: str
     chunk_kind: str
     named_events = False
-    """True if the events of its stream have names, and none says that they are done."""
+    """True if stream events have names; such a stream does not end with [DONE]."""
 
     def __init__(self, service: Service, body: Body, http: HttpRequest) -> None:
         if body.stream and body.prompt_logprobs is not None:
@@ -97,7 +97,7 @@ class ApiCall(ABC, Generic[Body]):
 
     @abstractmethod
     def build(self) -> dict[str, Any]:
-        """Return the whole answer in the end."""
+        """Return the whole answer, once every request has ended."""
 
     @property
     def samples(self) -> list[SampleState]:
@@ -112,7 +112,7 @@ class ApiCall(ABC, Generic[Body]):
 
     def runs(self) -> list[AsyncGenerator[list[Event], None]]:
         """Return the runs of the call's requests, each of which yields the events of a step."""
-        body = fingerprint(state.request for state in self.states)  # of one that kills the engine
+        body = fingerprint(state.request for state in self.states)  # to find engine-killing calls
         limits = (self.body.timeout, self.service.settings.request_timeout)
         timeout = min((t for t in limits if t is not None), default=None)
         return [self._run(state, body, timeout) for state in self.states]
@@ -156,7 +156,7 @@ class ApiCall(ABC, Generic[Body]):
             service.metrics.end(request.id)
 
     async def read_options(self, prompts: int, **more: Any) -> None:
-        """Read the options that the call's ``prompts`` prompts share; ``more`` are not the body's.
+        """Read the options that all ``prompts`` prompts share; ``more`` overrides the body's.
 
         Raises RequestError: an option does not fit the engine, or they are too large to repeat.
         """
@@ -196,7 +196,7 @@ class ApiCall(ABC, Generic[Body]):
         )
 
     def start(self, ids: list[int], text: str | None = None) -> RequestState:
-        """Return the state of the request for one prompt, whose text may be known."""
+        """Return the state of the request for one prompt; ``text`` is the prompt's, if known."""
         llm, body = self.service.llm, self.body
         room = llm.inputs.room_after(ids)
         if body.limit is None and llm.ready is not None:
@@ -235,7 +235,7 @@ class ApiCall(ABC, Generic[Body]):
         return params
 
     def truncated(self, ids: list[int]) -> list[int]:
-        """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks."""
+        """Return as many first or last tokens as ``truncate_prompt_tokens`` allows."""
         most, context = self.body.truncate_prompt_tokens, self.service.llm.inputs.max_model_len
         if most is None:
             return ids
@@ -264,7 +264,7 @@ class ApiCall(ABC, Generic[Body]):
         return min((s.ttft for s in self.states if s.ttft is not None), default=None)
 
     def figures(self) -> dict[str, Any]:
-        """Return the seed, TTFT, and speculation in vLLM's names, null unless it has one sample."""
+        """Return seed, TTFT in ms and, for one sample only, vLLM's figures of speculation."""
         settings, seed = self.service.settings, self.states[0].request.seed
         first, samples, figures = self.ttft, self.samples, None
         if len(samples) == 1 and settings.detail != "none":
@@ -318,15 +318,15 @@ class ApiCall(ABC, Generic[Body]):
         }  # fmt: skip
 
     def told(self, error: RequestError) -> RequestError:
-        """Return an error of the call by the names that its client knows."""
+        """Return an error of the call, with the field names that its client uses."""
         return error
 
     def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
-        """Yield the last events of a stream that fails on the way."""
+        """Yield the last events of a stream that fails midway."""
         yield error_body(error)
 
     def record(self) -> None:
-        """Have the prompts of the call, which has been answered, recorded."""
+        """Record the prompts of the call, once it has been answered."""
         if self.recorder is None:
             return
         records = []
@@ -337,7 +337,7 @@ class ApiCall(ABC, Generic[Body]):
         self.recorder.add(records)
 
     def said(self, sample: SampleState) -> str:
-        """Return the text of a sample; empty where it is no text."""
+        """Return the text of a sample to record; empty if it is none."""
         return sample.text
 
     def facts(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def _entries(logprobs: int | None, vocab_size: int) -> int:
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield items of streams, which run ahead, as they come, each with its stream's number."""
+    """Run all streams at once; yield each item as it arrives, with its stream's number."""
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:

@@ -60,7 +60,7 @@ PAGE_HEADERS = {
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
-    """Return the server over an engine, which the app starts and ends with itself."""
+    """Return the app that serves an engine; it starts and ends the engine with itself."""
     endpoint = settings.otlp_traces_endpoint
     tracer = Tracer(endpoint) if endpoint is not None else None
 
@@ -159,7 +159,7 @@ def _models(app: FastAPI, service: Service) -> None:
 
 
 def _tokens(app: FastAPI, service: Service) -> None:
-    """Render prompts, and go on behind token ids, by vLLM's paths."""
+    """Add vLLM's paths that render prompts and that continue token ids."""
 
     @app.post("/v1/completions/render")
     async def render(body: protocol.CompletionRequest, http: Request) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def _of_sglang(app: FastAPI, service: Service) -> None:
 
 
 def _others(app: FastAPI, service: Service) -> None:
-    """Answer calls of other APIs as chats."""
+    """Add the paths of other APIs, whose calls are answered as chats."""
 
     @app.post("/v1/responses", responses=STREAMED)
     async def respond(body: ResponsesRequest, http: Request) -> Response:

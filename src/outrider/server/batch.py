@@ -39,7 +39,7 @@ class Batch:
         self.calls = [Chat(service, chat, http) for chat in chats]
 
     async def answered(self) -> Response:
-        """Return the answer; one chat that cannot be served ends them all."""
+        """Return the answer; if one chat cannot be served, the whole call fails."""
         self.http.state.call = self
         with ExitStack() as stack:
             for call in self.calls:

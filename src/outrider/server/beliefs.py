@@ -1,4 +1,4 @@
-"""Figures of the server from the beliefs of the engine's controller (``control/summary.py``)."""
+"""Figures of the server, from what the engine's controller believes (``control/summary.py``)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Beliefs = Mapping[str, Any]
 
 
 def in_use(beliefs: Beliefs) -> list[Mapping[str, Any]]:
-    """Return the choices that draft now, in a pause those of requests; most sequences first."""
+    """Return the choices that draft now, most sequences first; in a pause, only requests' own."""
     paused = beliefs["paused"]
     drafting = [c for c in beliefs["choices"] if c["depth"] and (c["fixed"] or not paused)]
     return sorted(drafting, key=lambda choice: -choice["sequences"])
@@ -20,7 +20,7 @@ def longest(beliefs: Beliefs, drafter: str | None = None) -> int:
 
 
 def depths(beliefs: Beliefs) -> dict[str, float]:
-    """Return by method the mean depth over the sequences that draft by it, 0 without any."""
+    """Return the mean depth of each method over the sequences that use it; 0 if none does."""
     means = dict.fromkeys(beliefs["draft_ms"], 0.0)
     for name in {choice["method"] for choice in in_use(beliefs)}:
         mine = [c for c in in_use(beliefs) if c["method"] == name]
@@ -30,7 +30,7 @@ def depths(beliefs: Beliefs) -> dict[str, float]:
 
 
 def survival(beliefs: Beliefs) -> dict[tuple[str, ...], float]:
-    """Return by method and position the expected share of drafts that are accepted up to there."""
+    """Return the expected share of drafts accepted up to each position, by method and position."""
     return {
         (name, str(position)): share
         for name, method in beliefs["survival"].items()

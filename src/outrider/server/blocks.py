@@ -1,4 +1,4 @@
-"""An answer as a sequence of blocks: thoughts, text, and calls, one behind the other."""
+"""An answer as a sequence of blocks: thoughts, text, and calls, one after the other."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Blocks:
-    """The blocks of an answer, of which the last one may go on."""
+    """The blocks of an answer; the last one may still grow."""
 
     all: list[Block] = field(default_factory=list)
     _open: bool = False
@@ -59,7 +59,7 @@ class Blocks:
     def end(self, cut: bool) -> Iterator[Change]:
         """Yield the changes at the end; an answer without text and calls gets an empty text.
 
-        One that was ``cut`` off within its thoughts has these alone.
+        An answer that was ``cut`` off within its thoughts stays without a text.
         """
         if all(block.kind == "thoughts" for block in self.all) and not (cut and self.all):
             yield from self._begin("text")
@@ -84,7 +84,7 @@ class Blocks:
 
 
 class BlockCall(Dialogue):
-    """A call whose answer is one sample, told in blocks."""
+    """A call whose answer is one sample, sent as blocks."""
 
     named_events = True
 

@@ -1,4 +1,4 @@
-"""Bodies of calls: JSON that is read at a bounded cost, outside the event loop where it is long."""
+"""Reads bodies of calls as JSON at a bounded cost, long ones outside the event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,13 +17,13 @@ from ..errors import shown
 from .errors import Refusal
 
 LONG_BODY = 1 << 16
-"""Bytes from which on a body is read in a thread."""
+"""Bodies of this many bytes or more are read in a thread."""
 MOST_BRACKETS = 1 << 16
-"""Lists and objects in a body: each takes twenty times the memory of its text."""
+"""Most lists and objects in a body; each takes twenty times the memory of its text."""
 MOST_FIELDS = 1 << 17
-"""Fields of all objects in a body together."""
+"""Most fields of all objects in a body together."""
 PIECE = 1 << 16
-"""Bytes that are looked through at a time."""
+"""Bytes that are scanned at a time."""
 READER = ThreadPoolExecutor(1, "outrider-bodies")
 """One thread: several long bodies at once take no more memory than one."""
 REASONS = {
@@ -32,7 +32,7 @@ REASONS = {
     "out of range": "a number has too many digits",
     "unicode": "it is not UTF-8",
 }
-"""By a word of the parser's message: a clearer reason."""
+"""Clearer reasons, keyed by a word of the parser's message."""
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -41,8 +41,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 def value_of(text: bytes | str) -> Any:
     """Return the value of a JSON text. Raises ValueError: it is no JSON, or has NaN.
 
-    No string goes to the parser's cache, which lasts: among the objects of a large body it would
-    keep Python from giving their memory back.
+    Strings are not cached: the parser's cache outlives the body, and its entries among the objects
+    of a large body would keep Python from returning their memory.
     """
     return from_json(text, allow_inf_nan=False, cache_strings="none")
 
@@ -131,7 +131,7 @@ class BodyRoute(APIRoute):
 
 
 async def _read_body(model: type[BodyModel], call: Request) -> BodyModel:
-    """Return the fields of a call's body, whose bytes the gate has read; they are let go."""
+    """Return the fields of a call's body; the bytes, which the gate has read, are freed."""
     check_type(call.headers.get("content-type"))
     raw: bytes = call.scope["state"].pop("body", b"")
     call.state.body_bytes = len(raw)

@@ -35,7 +35,7 @@ SECONDS = {"ms": 0.001, "s": 1.0}
 def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[AsyncLLM, Settings]:
     """Return the engine of a checkpoint, which loads in the background, and the server's settings.
 
-    Clients call it ``name`` unless an option says. Raises OutriderError: it cannot be used.
+    It is served as ``name`` by default. Raises OutriderError: the checkpoint cannot be used.
     """
     values = {name: one.value for name, one in chosen.items()}
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
@@ -83,9 +83,9 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Setting]) -> tuple[
 
 
 def names_of(model: str) -> tuple[str, ...]:
-    """Return the names of a model that is called so on disk; a GGUF file has short ones, too.
+    """Return the names to serve ``model`` under, which is its name on disk.
 
-    They are its name without the ending and, as Ollama has it, with a colon before its codes.
+    A GGUF file is also named without its ending and, as in Ollama, with a colon before the dtype.
     """
     if not model.endswith(SUFFIX):
         return (model,)
@@ -141,13 +141,13 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
 def read_origins(listed: str | None) -> tuple[str, ...]:
     """Return the origins whose pages may call the server. Raises ConfigError: one is no origin."""
     text = (listed or "").strip()
-    if text.startswith("["):  # as vLLM has it
+    if text.startswith("["):  # vLLM's form
         try:
             text = ",".join(map(str, json.loads(text)))
         except (ValueError, TypeError, RecursionError):
             raise ConfigError(f"allowed_origins is {shown(listed)}; give a list.") from None
     parts = (part.strip().rstrip("/").lower() for part in text.split(","))
-    origins = tuple(filter(None, parts))  # in small letters, as browsers send them
+    origins = tuple(filter(None, parts))  # in lower case, as browsers send them
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,?#]+", origin):
             raise ConfigError(
@@ -193,7 +193,7 @@ def read_defaults(source: str, model: Path) -> dict[str, Any]:
 
 
 def read_slo(text: str | None) -> dict[str, float]:
-    """Return the limits in a text such as ``ttft=200ms,tpot=50ms``; refuse another."""
+    """Return limits in seconds from a text such as ``ttft=200ms,tpot=50ms``; refuse other texts."""
     limits: dict[str, float] = {}
     for part in filter(None, (text or "").split(",")):
         match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)
@@ -204,7 +204,7 @@ def read_slo(text: str | None) -> dict[str, float]:
 
 
 def read_folder(values: Mapping[str, Any], name: str) -> Path | None:
-    """Return the folder that an option names, without links; None for none.
+    """Return the folder that an option names, with links resolved; None if it is not set.
 
     Raises ConfigError: it is no folder.
     """
@@ -231,7 +231,7 @@ def read_function(text: str, name: str) -> Callable[[Record], Record | None]:
     """Return the function that MODULE:FUNCTION names; modules may lie in the current folder."""
     module, _, function = text.partition(":")
     if "" not in sys.path:
-        sys.path.append("")  # last: nothing of the folder replaces another module
+        sys.path.append("")  # last, so that nothing there shadows another module
     try:
         found = getattr(import_module(module), function)
     except (Exception, SystemExit) as error:  # whatever the module raises

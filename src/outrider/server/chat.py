@@ -17,7 +17,7 @@ from .service import Service
 from .tools import reason_of
 
 THOUGHTLESS = {"reasoning_content": None}
-"""The field of thoughts that SGLang's clients look for in every delta."""
+"""The field of thoughts that SGLang's clients expect in every delta."""
 
 
 class Chat(Dialogue):
@@ -44,7 +44,7 @@ class Chat(Dialogue):
             said = self.read(sample)
             shown: str | None = self.echoed + said.content
             if said.calls and not self.choice.how.startswith("="):
-                shown = shown or None  # with a named tool vLLM has an empty text
+                shown = shown or None  # with a named tool vLLM sends an empty text
             message: dict[str, Any] = {"role": "assistant", "content": shown}
             message |= nulls("message")
             message |= self._thoughts(said.thoughts)

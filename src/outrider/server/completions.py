@@ -34,7 +34,7 @@ class Completion(ApiCall[CompletionRequest]):
         self.lease = self.service.admit(body.n * len(prompts))
         await self.read_options(len(prompts), **more)
         for prompt in prompts:
-            await asyncio.sleep(0)  # other calls go on while many are tokenised
+            await asyncio.sleep(0)  # lets other calls run while many are tokenised
             ids = await self.service.texts.ids(prompt, body.add_special_tokens)
             kept = self.truncated(ids)
             text = prompt if isinstance(prompt, str) and kept is ids else None
@@ -59,7 +59,7 @@ class Completion(ApiCall[CompletionRequest]):
         }  # fmt: skip
 
     def usage(self, output: int | None = None) -> dict[str, Any]:
-        """Return OpenAI's ``usage``, without the token that an echo alone computes."""
+        """Return OpenAI's ``usage``; a call that only echoes its prompt counts no output token."""
         return super().usage(0 if self.body.limit == 0 else output)
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ NOT_BOUNDED = "this model's thoughts cannot be bounded; leave it out."
 class CallNews(NamedTuple):
     """The new part of call ``number``: all of it at first, then more arguments.
 
-    ``id`` is the call's for clients.
+    ``id`` is what clients know the call by.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Seen:
     ids: list[str] = field(default_factory=list)
 
     def news(self, said: Said) -> News:
-        """Return what is new in what was said so far; it counts as seen from now on."""
+        """Return what is new in ``said``, and mark it as seen."""
         thoughts, content = said.thoughts[self.thoughts :], said.content[self.content :]
         self.thoughts += len(thoughts)
         self.content += len(content)
@@ -79,9 +79,9 @@ class Dialogue(ApiCall[ChatRequest]):
     """A call that answers a conversation: its messages, and the form of the answer.
 
     Attributes:
-        names: names of fields that the client knows, by those of ``SamplingParams``.
+        names: the client's names of fields, keyed by those of ``SamplingParams``.
         choice: which tools may be called, see ``tools.choice_of``.
-        reader: what reads the outputs.
+        reader: parses the outputs.
         repeated: how many such calls one body asks for.
     """
 
@@ -127,9 +127,9 @@ class Dialogue(ApiCall[ChatRequest]):
     def _form(self) -> tuple[dict[str, Any] | None, bool]:
         """Return the form of the output, None for any, and whether it leaves room for thoughts.
 
-        It is the body's, or that of calls of tools; one beside free text leaves room.
+        The form is the body's, or that of tool calls. No form, or one with free text, leaves room.
 
-        Raises Refusal: a call must be made, and something else gives the output a form.
+        Raises Refusal: a call must be made, but the body asks for another form.
         """
         body, inputs, settings = self.body, self.service.llm.inputs, self.service.settings
         special, ends = inputs.outputs.special_tokens, inputs.eos_token_ids
@@ -158,7 +158,7 @@ class Dialogue(ApiCall[ChatRequest]):
     def _behind_thoughts(
         self, form: dict[str, Any] | None, leaves: bool, prompt: str
     ) -> dict[str, Any]:
-        """Return sampling options: the form, which begins behind thoughts if there may be some.
+        """Return sampling options: the form, which begins after thoughts if there may be some.
 
         ``form`` and ``leaves`` are what ``_form`` returns, ``prompt`` is the conversation's text.
         Raises Refusal: thoughts cannot be bounded.
@@ -197,7 +197,7 @@ class Dialogue(ApiCall[ChatRequest]):
         return options
 
     def _before_form(self, budget: int | None) -> dict[str, Any] | None:
-        """Return what ends thoughts for ``StructuredOutputsParams``; None where no token does."""
+        """Return marks and budget of thoughts for the form; None unless each mark is a token."""
         reasoning, codec = self.reader.reasoning, self.service.llm.inputs.codec
         if reasoning is None or reasoning.closing is None or codec is None:
             return None
@@ -206,11 +206,11 @@ class Dialogue(ApiCall[ChatRequest]):
             marks["opening"] = str(reasoning.opening)
         if any(len(codec.encode(mark, False, rendered=True)) != 1 for mark in marks.values()):
             return None
-        opened = "opening" in marks  # a token that is no thought
+        opened = "opening" in marks  # this mark is a token, but no thought
         return marks | ({} if budget is None else {"budget": budget + opened})
 
     def read(self, sample: SampleState, whole: bool = True) -> Said:
-        """Return what a sample has said; only what is certain unless it is ``whole``."""
+        """Return the parts of a sample; only what is certain unless it is ``whole``."""
         return self.reader.read(sample.text, whole)
 
     def said(self, sample: SampleState) -> str:

@@ -24,13 +24,13 @@ ANTHROPIC = {
     for name in ("invalid_request_error", "authentication_error", "permission_error",
                  "not_found_error", "rate_limit_error", "timeout_error")
 } | {"service_unavailable_error": "overloaded_error"}  # fmt: skip
-"""Anthropic's names of kinds of errors, by ours; others are "api_error"."""
+"""Anthropic's types of errors, keyed by ours; all others are "api_error"."""
 STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
     ((errors.WorkerError,), 503),
     ((errors.GenerationError,), 500),
     ((RequestError, errors.ConfigError, errors.MemoryBudgetError), 400),
 )
-"""The first entry whose classes hold an error gives its status; other errors have 500."""
+"""The first entry that has an error's class gives its status; other errors have 500."""
 GONE = 499
 """The status of a call whose client went away, as in nginx."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -39,7 +39,7 @@ EARLY_HEADERS = {
     405: {"Allow": ", ".join(METHODS)},
     **{status: {"Connection": "close"} for status in (400, 408, 413, 503)},
 }
-"""By status: headers of a call that is refused before its body is read."""
+"""Headers, keyed by status, for a call that is refused before its body is read."""
 LONGEST_SENTENCE = 300
 LONGEST_END = 100
 CUT = " ... "
@@ -73,7 +73,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class Refusal(RequestError):
-    """A call that the server refuses or gives up; ``code`` is OpenAI's word, if it has one."""
+    """A call that the server refuses or gives up; ``code`` is OpenAI's, if it has one."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str | None = None
@@ -105,7 +105,7 @@ def error_body(error: OutriderError) -> dict[str, Any]:
 
 
 def of_messages(body: dict[str, Any], id: str | None = None) -> dict[str, Any]:
-    """Return an error as Anthropic's API tells it, of the one that OpenAI's tells."""
+    """Return an error body in Anthropic's form, given one in OpenAI's."""
     error = body["error"]
     told = {"type": ANTHROPIC.get(error["type"], "api_error"), "message": error["message"]}
     return {"type": "error", "error": told, "request_id": id}
@@ -135,7 +135,7 @@ def is_of_messages(path: str) -> bool:
 
 
 VALID = "Input should be a valid "
-"""How pydantic begins to tell a wrong type."""
+"""How pydantic's message on a wrong type begins."""
 
 
 def _read(problem: Mapping[str, Any]) -> tuple[int, int, bool]:
@@ -146,16 +146,16 @@ def _read(problem: Mapping[str, Any]) -> tuple[int, int, bool]:
 
 
 def _is_name(part: str) -> bool:
-    """Return whether a place is a user's: of a union's members pydantic adds the types."""
+    """Return whether a part of a place is the user's; pydantic adds the types of union members."""
     return part.isdecimal() or (part.isidentifier() and part != "str" and not part[0].isupper())
 
 
 def _told(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with a value, by the ``problems`` of members of a union."""
+    """Return what is wrong with a value, given the ``problems`` of each member of a union."""
     first = problems[0]
     if first["type"] == "int_parsing_size":
         return "the number is too large"
-    if first["msg"].startswith(VALID):  # so do all
+    if first["msg"].startswith(VALID):  # then all do
         types = (each["msg"].removeprefix(VALID).split(" or instance")[0] for each in problems)
         return f"input should be a valid {' or '.join(dict.fromkeys(types))}"
     told: str = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
@@ -175,7 +175,7 @@ def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
 
 
 def _of(request: Request) -> dict[str, Any]:
-    """Return what an error says of its call."""
+    """Return the path and id of a call, for its error."""
     id = getattr(request.state, "request_id", None)
     return {"path": request.scope["path"], "id": id}
 

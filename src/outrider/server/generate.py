@@ -22,7 +22,7 @@ NAMES = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed",
     "json_schema": "guided_json", "regex": "guided_regex", "ebnf": "guided_grammar",
 }  # fmt: skip
-"""SGLang's names of options that completions have under others."""
+"""SGLang's names of options, and the names that completions have for them."""
 SAME = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "n",
@@ -31,9 +31,9 @@ SAME = (
 OTHERS = ("stop_regex", "structural_tag", "custom_params", "no_stop_trim")
 """Options that would change the output, and are not served."""
 MOST_NEW = 128
-"""Tokens where a call does not say, as with SGLang."""
+"""Default number of new tokens, as in SGLang."""
 MOST_STREAMED = 1 << 13
-"""Tokens of a stream, each event of which repeats those before."""
+"""Most tokens of a stream: each event repeats all tokens before it."""
 
 
 class GenerateRequest(Wire):
@@ -134,7 +134,7 @@ class Generate(Completion):
         return {"text": sample.text, "output_ids": sample.token_ids, "meta_info": told}
 
     def _num_thought_tokens(self, state: RequestState, sample: SampleState) -> int:
-        """Return how many tokens are thoughts, which the prompt or the output has opened."""
+        """Return how many output tokens are thoughts, opened by the prompt or the output."""
         reasoning, outputs = self.service.settings.reasoning, self.service.llm.inputs.outputs
         if reasoning is None:
             return 0

@@ -19,13 +19,13 @@ OF_PROXIES = re.compile(
 
 
 def bare(authority: str) -> str | None:
-    """Return the name in ``name:port``, in small letters, without brackets; None for nonsense."""
+    """Return the name in ``name:port``, in lower case, without brackets; None if malformed."""
     match = AUTHORITY.fullmatch(authority)
     return match["name"].strip("[]").removesuffix(".").lower() if match else None
 
 
 def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return ``name`` as an IP address, None where it is none."""
+    """Return ``name`` as an IP address; None if it is not one."""
     try:
         ip = ipaddress.ip_address(name)
     except ValueError:
@@ -71,7 +71,7 @@ def origin_is_ours(origin: str, host: str, settings: Settings) -> bool:
 
 
 def from_this_machine(headers: Mapping[str, str], peer: str | None) -> bool:
-    """Return True for a call by a loopback address and name that no proxy has passed on."""
+    """Return True for a call from a loopback address, by a loopback name, and not by a proxy."""
     name = bare(headers.get("host", ""))
     direct = not any(OF_PROXIES.fullmatch(header.lower()) for header in headers)
     return direct and is_loopback(peer or "") and is_loopback(name or "")

@@ -28,7 +28,7 @@ from .settings import Settings
 LARGEST_HEAD = 1 << 16
 MOST_FIELDS = 256
 MOST_PIECES = 4096
-"""Pieces of a body that may be of any size; beyond, they have ``LEAST_PIECE`` bytes on average."""
+"""Pieces of a body that may have any size; further ones average ``LEAST_PIECE`` bytes or more."""
 LEAST_PIECE = 64
 SPARE = 32
 """Connections beyond the limit that probes may still use."""
@@ -106,11 +106,11 @@ class Bounded(HttpToolsProtocol):
     """One connection, with limits on time, sizes and pieces.
 
     Attributes:
-        owing: connections without a whole request, the longest waiting first.
-        late, unread: clocks that run until the headers are there, and while nobody reads.
+        owing: connections that have not sent a whole request, longest waiting first.
+        late, unread: clocks that run until the headers are in, and while the client does not read.
         in_head: the next byte belongs to a request line or a header.
         whole: every byte of the last request has come in.
-        deaf: bytes that may still come in unread; None while they are read.
+        deaf: bytes that may still come in and are dropped; None while input is parsed.
         parting: the last byte is written, and the client may still send.
         raw: bytes that came in since the request began.
     """
@@ -155,7 +155,7 @@ class Bounded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Take the end of the client's side for the end of the connection."""
+        """Treat the end of the client's side as the end of the connection."""
         if not self.idle:
             self.drop_call()
             self.wire.abort()
@@ -232,7 +232,7 @@ class Bounded(HttpToolsProtocol):
         self.late.stop()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body; refuse one of very many small pieces."""
+        """Take a piece of a body; refuse a body of too many small pieces."""
         self.pieces += 1
         self.size += len(body)
         if self.pieces > MOST_PIECES + self.size // LEAST_PIECE:
@@ -289,7 +289,7 @@ class Bounded(HttpToolsProtocol):
         elif self.cycle.response_started:
             self.wire.abort()
             return
-        else:  # the layers of the call count and log it
+        else:  # the call's own layers count and log it
             state = self.cycle.scope["state"]
             id = state.setdefault("request_id", id)
             state["refused"] = status, message
@@ -306,7 +306,7 @@ class Bounded(HttpToolsProtocol):
         self.cycle.message_event.set()
 
     def without_upgrade(self, rest: bytes) -> None:
-        """Read a request once more as if it asked for no other protocol, which HTTP allows."""
+        """Parse a request again without its request for another protocol, as HTTP allows."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.refuse(400, "this server is no proxy.")
@@ -320,7 +320,7 @@ class Bounded(HttpToolsProtocol):
     # The end
 
     def part(self) -> None:
-        """End the connection; drop what comes for a short time, else the answer would be lost."""
+        """End the connection; drop input for a short time, or a reset could lose the answer."""
         if self.transport.is_closing():
             return
         self.owing[self] = None
@@ -338,7 +338,7 @@ class Bounded(HttpToolsProtocol):
 
 
 def head_of(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return header lines and the empty line behind them."""
+    """Return header lines and the empty line after them."""
     return b"".join(name + b": " + value + b"\r\n" for name, value in fields) + b"\r\n"
 
 
@@ -361,7 +361,7 @@ def bounded(settings: Settings) -> type[Bounded]:
 
 
 def files(most_connections: int) -> int:
-    """Return how many connections the process may hold; lift its limit on open files for them."""
+    """Raise the limit on open files as needed; return how many connections the process may hold."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = most_connections + SPARE + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:

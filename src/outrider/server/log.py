@@ -18,13 +18,13 @@ logger = logging.getLogger("outrider")
 LogFormat = Literal["text", "json"]
 FORMATS = get_args(LogFormat)
 PLAIN = re.compile(r"[!#-~]*")
-"""Values that a line shows without quotes: others could pretend to be another line."""
+"""Values that are shown without quotes; others could look like another field or line."""
 LEVELS = ("debug", "info", "warning", "error")
 LONGEST_TEXT = 1 << 14
 
 
 class _Formatter(logging.Formatter):
-    """Time, level, message; ``extra={"fields": {...}}`` is for JSON's readers."""
+    """Time, level, message; as JSON also the fields of ``extra={"fields": {...}}``."""
 
     def __init__(self, form: LogFormat) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -57,7 +57,7 @@ def configure(form: LogFormat, level: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Write a line at any level."""
+    """Write a line whatever the level of the log."""
     logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
 
 
@@ -77,7 +77,7 @@ def _word(value: Any) -> str:
 
 
 def words(fields: dict[str, Any]) -> str:
-    """Return an interval as a sentence for people: loud where nothing is drafted."""
+    """Return an interval as a line for people; capitals say that nothing was drafted."""
     parts = [
         f"{fields['running']} running, {fields['waiting']} waiting",
         f"{fields['tokens_per_second']:.0f} tokens/s",
@@ -87,7 +87,7 @@ def words(fields: dict[str, Any]) -> str:
     if fields["reason"]:
         parts.append(f"SPECULATION IS OFF: {fields['reason'].replace('_', ' ')}")
     elif length is not None:
-        # Where the engine chooses, it is what it has chosen by now.
+        # If the engine chooses how to draft, show its current choices.
         who = f"K={fields['draft_length']} {drafter}"
         who = who if chosen is None else f"{drafter} ({', '.join(chosen) or 'now plain'})"
         rate, gain = fields["acceptance_rate"], fields["speedup"]
@@ -103,7 +103,7 @@ def words(fields: dict[str, Any]) -> str:
 
 
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
-    """Write a line on the tokens and drafts of every ``seconds``, unless there are none."""
+    """Log the tokens and drafts of every interval of ``seconds`` that had tokens."""
     llm = metrics.llm
     start, tokens, draftable, counts = time.perf_counter(), 0, 0, Counts()
     while True:

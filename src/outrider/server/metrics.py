@@ -32,7 +32,7 @@ LONG = (
     15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
 )  # fmt: skip
 Values = Mapping[tuple[str, ...], float]
-"""By the values of labels."""
+"""Values of a family, keyed by the values of its labels."""
 Family = tuple[
     type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, tuple[str, ...], Values
 ]
@@ -85,26 +85,26 @@ RATES = ("acceptance_rate", "acceptance_length", "acceptance_by_position")
 """Figures of ``Counts`` in answers."""
 RATE_SECONDS = 60
 REQUESTS_KEPT = 1000
-"""Requests over which percentiles go."""
+"""Number of last requests that percentiles cover."""
 
 
 class Rate:
-    """Things a second, over the last minute or the time since the start if that is shorter."""
+    """Events per second, over the last minute or since the start if that is shorter."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        # The last seconds, and how many in each.
+        # The last seconds, and the events in each.
         self._counts: deque[tuple[int, int]] = deque(maxlen=RATE_SECONDS + 1)
 
     def add(self, count: int) -> None:
-        """Count things that have just happened."""
+        """Count events that have just happened."""
         now = int(time.perf_counter())
         if not self._counts or self._counts[-1][0] != now:
             self._counts.append((now, 0))
         self._counts[-1] = (now, self._counts[-1][1] + count)
 
     def value(self) -> float:
-        """Return things a second."""
+        """Return events per second."""
         now = time.perf_counter()
         total = sum(count for second, count in self._counts if second >= now - RATE_SECONDS)
         return total / min(RATE_SECONDS, max(1.0, now - self._start))
@@ -164,7 +164,7 @@ def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | Non
 
 @dataclass
 class _Life:
-    """The times of one request, s on the clock that worker and server share."""
+    """The times of one request, in seconds of the clock that worker and server share."""
 
     arrival: float
     prompt_tokens: int
@@ -185,7 +185,7 @@ class Metrics(Collector):
     def __init__(self, llm: AsyncLLM, model: str, slo: Mapping[str, float]) -> None:
         self.registry = CollectorRegistry()
         self.others: list[Callable[[], tuple[Family, ...]]] = []
-        """What else tells families."""
+        """Functions that return more families."""
         self.llm = llm
         self.by_drafter: dict[str, Counts] = {}
         self.tokens = 0
@@ -217,7 +217,7 @@ class Metrics(Collector):
             "outrider_request_errors", "Calls that failed, by HTTP status.", [*LABELS, "code"],
             registry=self.registry,
         )  # fmt: skip
-        # A rate sees the first event only where there was a zero before it.
+        # Prometheus's rate() misses a first event that no zero precedes.
         for reason in ("stop", "length"):
             self.success.labels(**self._labels, finished_reason=reason)
         for code in ("500", "503"):
@@ -353,7 +353,7 @@ class Metrics(Collector):
         return now.num_speculative_tokens or ready.max_draft
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family with the values of now."""
+        """Yield every family with its current values."""
         for kind, name, text, labels, values in self._families():
             family = kind(name, text, labels=[*LABELS, *labels])
             for label, value in values.items():

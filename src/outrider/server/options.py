@@ -31,7 +31,7 @@ RELAXED = (
     "allowed_origins",
     "speculative_config",
 )
-"""Texts that a file may give as a number, a list or a table."""
+"""Text options that a file may give as a number, a list or a table."""
 
 SERVER_OPTIONS = (
     Option("host", str, "127.0.0.1", "Address to listen on."),
@@ -174,7 +174,7 @@ def _in_range(option: Option, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} is {shown(value)}; give a text in UTF-8.")
     elif not (
         isinstance(value, bool)
-        or option.low <= value <= option.high  # as NaN never is
+        or option.low <= value <= option.high  # NaN never is
         or (option.zero and value == 0)
     ):
         raise _wrong(option, value, where)

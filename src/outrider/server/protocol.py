@@ -50,7 +50,7 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_nulls(cls, fields: Any) -> Any:
-        """Drop nulls of fields that cannot be null: clients write them for what they leave out."""
+        """Drop nulls of fields that cannot be null: some clients send null for unset fields."""
         if not isinstance(fields, dict):
             return fields
 
@@ -107,7 +107,7 @@ class StructuredOutputs(Wire):
     structural_tag: Annotated[Any, Unless()] = None
 
     def before(self) -> dict[str, Any]:
-        """Return what is said of the output before the form begins."""
+        """Return the options on the output before the form begins."""
         own = {"after": self.after, "opening": self.opening, "budget": self.budget}
         return {name: value for name, value in own.items() if value is not None}
 
@@ -215,7 +215,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
             schema = {"type": "object"} if guided.json_object else guided.json_
             parts = zip(FORMS, (schema, guided.regex, guided.choice, guided.grammar), strict=True)
             own = {name: value for name, value in parts if value is not None}
-            if own or not guided.before():  # else it is of a form that another field has
+            if own or not guided.before():  # else they belong to another field's form
                 forms[FORM] = own
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
@@ -257,7 +257,7 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
     ) -> SamplingParams:
-        """Return the sampling options of a request with ``more`` that are not the body's.
+        """Return the sampling options of a request; ``more`` overrides the body's.
 
         ``context_left`` tokens may follow the prompt; ``max_tokens`` of ``defaults`` bounds the
         call's. Raises ConfigError: a value is out of its range. Refusal: forms contradict.
@@ -285,7 +285,7 @@ def _read(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_seed(seed: int | str | None) -> int | None:
-    """Return the seed, which JSON holds above 2^53 as a string, as a number; None for vLLM's -1."""
+    """Return the seed as a number (above 2^53, JSON has a string); None for none or vLLM's -1."""
     if seed is None or seed in (-1, "-1"):
         return None
     if isinstance(seed, str) and not (
@@ -406,7 +406,7 @@ class Other(Wire):
     def passed(self) -> dict[str, Any]:
         """The fields that a chat takes as they are.
 
-        Raises Refusal: another field of chats asks for something.
+        Raises Refusal: another field of chats is set to more than its default.
         """
         extra = self.model_extra or {}
         taken = {*PASSED, *Unsupported.model_fields} if self.generates else {*PASSED}
@@ -422,9 +422,9 @@ class Other(Wire):
 
 
 def with_effort(passed: Mapping[str, Any], effort: str | None) -> dict[str, Any]:
-    """Return the fields of a chat whose template is told how much to think, if it reads that.
+    """Return the fields of a chat whose template is told how much to think.
 
-    In APIs beside chats an effort is a hint, which many models do not know.
+    In APIs other than chats, an effort is a hint, which many templates do not read.
     """
     if effort is None:
         return {**passed}
@@ -432,7 +432,7 @@ def with_effort(passed: Mapping[str, Any], effort: str | None) -> dict[str, Any]
 
 
 def with_hints(passed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a chat whose template gets ``hints``, unless its own say otherwise."""
+    """Return the fields of a chat whose template gets ``hints``; its own options override them."""
     options = passed.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
         raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
@@ -454,7 +454,7 @@ class Invocation(Wire):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     def asked(self) -> ChatRequest | CompletionRequest:
-        """Return the body of which kind it is. Raises RequestValidationError: a field is wrong."""
+        """Return a chat or a completion. Raises RequestValidationError: a field is wrong."""
         given = self.model_extra or {}
         return checked(ChatRequest if "messages" in given else CompletionRequest, given)
 
@@ -478,7 +478,7 @@ class DetokenizeRequest(Wire):
 
 
 def to_refusal(error: ConfigError) -> Refusal:
-    """Return the error of an option as a refusal of the call's field of that name."""
+    """Return an option's error as a refusal that names the call's field."""
     text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
     field = text.partition(" ")[0]
     fields = {**CompletionRequest.model_fields, **ChatRequest.model_fields}

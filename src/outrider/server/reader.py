@@ -16,7 +16,7 @@ Shown = Callable[[int], bytes]
 class Said(NamedTuple):
     """The parts of a sample's output, as clients see them.
 
-    ``answer_begins`` is where thoughts end in the output, with their marks.
+    ``answer_begins`` is the offset in the output after thoughts and their marks.
     """
 
     thoughts: str
@@ -30,11 +30,11 @@ class Reader:
     """Reads the outputs of one call.
 
     Args:
-        reasoning: the form of thoughts; None where they are not told from the content.
-        form: of calls beside free text.
-        how: of the choice of tools, see ``tools.Choice``.
+        reasoning: the form of thoughts; None if they are not separated from the content.
+        form: the form of calls beside free text.
+        how: the tool choice, see ``tools.Choice``.
         types: the schemas of arguments.
-        begun: True where the prompt has opened thoughts.
+        begun: True if the prompt has opened thoughts.
     """
 
     reasoning: ReasoningForm | None
@@ -55,7 +55,7 @@ class Reader:
         return self.reasoning.parts(text, self.begun, whole)
 
     def _calls(self, parts: Parts, whole: bool) -> tuple[str, list[ToolCall]]:
-        """Return what is content of an answer, and its calls."""
+        """Return the content of an answer, and its calls."""
         text, how = parts.answer, self.how
         if how == "none":
             return text, []
@@ -77,7 +77,7 @@ class Reader:
 
     @staticmethod
     def num_tokens_before(sample: SampleState, end: int, shown: Shown) -> int:
-        """Return how many tokens of an output begin before a byte of its text, where ``shown``."""
+        """Return how many tokens begin before byte ``end`` of the text, given ``shown`` bytes."""
         count = place = 0
         for id in sample.token_ids:
             if place >= end:

@@ -23,17 +23,17 @@ from .log import logger
 
 FILE = "prompts.jsonl"
 LONGEST = 1 << 20
-"""Characters of a prompt above which it is left out: it is held while its request runs."""
+"""Most characters of a recorded prompt, which is held in memory while its request runs."""
 LONGEST_LINE = 1 << 24
-"""Bytes that are read at a time of a file that is there, which may not be one of lines."""
+"""Most bytes read at a time from an existing file, which may have no line ends."""
 MOST_WAITING = 1 << 24
-"""Characters that may wait to be written; what comes beyond is left out."""
+"""Most characters that may wait to be written; further records are left out."""
 MOST_KNOWN = 1 << 18
-"""Records by whose hashes duplicates are known; the oldest are forgotten first."""
+"""Most hashes of records that are kept to find duplicates; the oldest are dropped first."""
 END_SECONDS = 2.0
-"""At most so long a server that ends waits for the last records."""
+"""How long a server that ends waits for the last records to be written."""
 FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Appends to a file, never behind a link."""
+"""Open a file to append to, but never follow a link."""
 
 Record = dict[str, Any]
 """One line: ``prompt`` or ``messages`` and, where asked for, ``answer``."""
@@ -43,7 +43,7 @@ Record = dict[str, Any]
 class Recording:
     """The settings of a recording: up to ``most`` bytes in ``folder``.
 
-    ``redact`` returns what is written of a record, None for nothing.
+    ``redact`` returns the record to write, or None to leave it out.
     """
 
     folder: Path
@@ -53,11 +53,11 @@ class Recording:
 
 
 class Recorder:
-    """Writes records in a thread of its own, so that no request waits for it or fails with it.
+    """Writes records in a thread of its own, so that no request waits for them or fails.
 
     Attributes:
         records, size: lines and bytes of the file.
-        written, duplicates: records since the start, and those that were there already.
+        written, duplicates: records written since the start, and skipped as already there.
         stopped: why nothing is written any more: "full" or "failed".
 
     Raises ConfigError: the file cannot be written to.
@@ -79,7 +79,7 @@ class Recorder:
         self._thread.start()
 
     def add(self, records: list[Record]) -> None:
-        """Have records written soon; those that do not fit are left out."""
+        """Queue records to be written; those that do not fit are left out."""
         size = sum(map(_characters, records))
         if self.stopped or self._given - self._taken + size > MOST_WAITING:
             self._refused += len(records)
@@ -88,12 +88,12 @@ class Recorder:
         self._queue.put(records)
 
     def close(self) -> None:
-        """Write what waits, but not for long."""
+        """Write the queued records, for at most ``END_SECONDS``."""
         self._queue.put(None)
         self._thread.join(END_SECONDS)
 
     def state(self) -> dict[str, Any]:
-        """Return what is recorded, without the folder, which is not everyone's business."""
+        """Return the state of the recording, without the folder, which clients need not know."""
         return {
             "records": self.records, "bytes": self.size, "max_bytes": self.how.most,
             "answers": self.how.answers, "redacted": self.how.redact is not None,
@@ -156,7 +156,7 @@ class Recorder:
         with closing(_Opened(self.how.folder)) as file:
             for line in lines:
                 size = file.size()
-                if not size:  # another file has begun
+                if not size:  # a new file has begun
                     self._known.clear()
                     self.records = 0
                 if self._is_known(line):
@@ -205,15 +205,15 @@ class _Opened:
             raise
 
     def size(self) -> int:
-        """Return its bytes, those of other servers too."""
+        """Return the file's bytes, including those that other servers wrote."""
         return os.fstat(self.file).st_size
 
     def ends_a_line(self, size: int) -> bool:
-        """Return whether the next record begins a line: a machine may have died in the last."""
+        """Return whether the file ends with a whole line: a crash may have cut off the last."""
         return not size or os.pread(self.file, 1, size - 1) == b"\n"
 
     def append(self, line: bytes, size: int) -> None:
-        """Add a line, or nothing. Raises OSError: the disk is full, as an example."""
+        """Append a whole line or nothing. Raises OSError: for example, the disk is full."""
         if os.write(self.file, line) < len(line):
             os.ftruncate(self.file, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -230,7 +230,7 @@ def _hash(line: bytes) -> bytes:
 def check(folder: Path, told: Callable[[bytes], None]) -> tuple[int, int]:
     """Return the lines and bytes recorded in a folder, which is made if it is missing.
 
-    ``told`` gets each line. Raises ConfigError: nothing can be written there.
+    ``told`` is called with each line. Raises ConfigError: nothing can be written there.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,15 +26,15 @@ KEEP_ALIVE_SECONDS = 65
 LOOK_SECONDS = 0.05
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_DRAIN = 1e6
-"""Seconds: an endless --shutdown-timeout as a whole number."""
+"""Seconds that stand for an infinite ``shutdown_timeout``: uvicorn needs a whole number."""
 END_SECONDS = 10.0
-"""Threads that tokenise end with the process, but Python would wait for them."""
+"""Seconds until the process exits even if threads still tokenise; Python would wait for them."""
 
 
 def listener(host: str, port: int, flag: str) -> socket.socket:
     """Return a socket that listens on an address. Raises ConfigError: it cannot."""
-    # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
-    # for the acknowledgement of the headers, 40 ms on Linux.
+    # asyncio turns Nagle's algorithm off only if the protocol is named. With Nagle, a first token
+    # waits for the acknowledgement of the headers, 40 ms on Linux.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )
@@ -52,7 +52,7 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
 
 
 class Server:
-    """One server, until a signal or an engine that cannot be kept alive ends it.
+    """One server, which runs until a signal, or until its engine cannot be kept alive.
 
     Port 0 takes a free one; ``say`` shows a line of the greeting.
     Raises ConfigError: the address cannot be listened on.
@@ -86,7 +86,7 @@ class Server:
                 timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
-        # Its own handlers close the door on the first signal.
+        # uvicorn's own handlers would refuse connections at the first signal.
         self.uvicorn.capture_signals = nullcontext  # type: ignore[assignment]
         self.signals = 0
         self.failure: OutriderError | None = None
@@ -117,7 +117,7 @@ class Server:
                 signal.signal(number, signal.SIG_IGN)
 
     async def _watch(self) -> None:
-        """Wait: greet when the engine is ready, end the server after a signal or a failure."""
+        """Greet when the engine is ready; end the server after a signal or a failure."""
         llm = self.llm
         try:
             greeted = False
@@ -149,7 +149,7 @@ class Server:
         while self.llm.live and clock() < deadline:
             await asyncio.sleep(LOOK_SECONDS)
         self.llm.shutdown()  # running streams end with an error event
-        # Slow readers have the rest of the time for bytes that are written already.
+        # Slow readers have the rest of the time to read what has been written.
         self.uvicorn.config.timeout_graceful_shutdown = round(
             min(max(1.0, deadline - clock()), LONGEST_DRAIN)
         )
@@ -186,10 +186,10 @@ class Server:
 
 
 def heed(loop: asyncio.AbstractEventLoop, heard: Callable[[], object]) -> None:
-    """Have the loop call ``heard`` at each of ``SIGNALS``; two within one call of C count as one.
+    """Call ``heard`` in the loop at each of ``SIGNALS``; two during one C call count as one.
 
     ``loop.add_signal_handler`` loses a signal while the pipe that wakes the loop is full: a few
-    hundred messages of the engine that a busy loop has not looked at fill it.
+    hundred messages of the engine fill it while the loop is busy.
     """
     for number in SIGNALS:
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(heard))

@@ -1,7 +1,7 @@
-"""``/v1/score`` and ``/generative_scoring``: how likely labels are behind prompts.
+"""``/v1/score`` and ``/generative_scoring``: how likely labels are after prompts.
 
-SGLang has the first path and vLLM the second. A label's probability is that of the target without
-any option of sampling, read as the log probability of a prompt that ends with the label.
+SGLang has the first path and vLLM the second. A label's probability is the target's own, without
+sampling options: each label is appended to a prompt, whose last log probability is read.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from .service import Service
 from .shapes import MOST_PROMPTS, IdLists, Ids, Texts, TokenId, Whole
 
 MOST_SCORES = 1024
-"""Labels of all items together, each of which is a prompt."""
+"""Most labels of all items together; each of them makes a prompt."""
 
 
 class ScoreRequest(Wire):
     """The body of ``POST /v1/score``, SGLang's."""
 
     joined: ClassVar[bool] = True
-    """True if a text of query and item is tokenised as one."""
+    """True if texts of query and item are joined before they are tokenised."""
 
     query: str | Ids = ""
     items: str | Texts | IdLists
@@ -50,7 +50,7 @@ class ScoreRequest(Wire):
         return checked(CompletionRequest, {**own, **fixed, "store": False})
 
     def pairs(self) -> list[tuple[str | list[int], str | list[int]]]:
-        """Return what stands first and second in each prompt. Raises Refusal: kinds are mixed."""
+        """Return the two parts of each item's prompt. Raises Refusal: none, too many or mixed."""
         items = [self.items] if isinstance(self.items, str) else self.items
         if not items:
             raise Refusal("items is empty; give 1 or more.", "items")
@@ -74,7 +74,7 @@ class ScoringRequest(ScoreRequest):
 
 
 class Score(Completion):
-    """A call whose prompts are items with a label each, label by label."""
+    """A call with a prompt for each pair of an item and a label, item by item."""
 
     prefix = "score"
 
@@ -91,7 +91,7 @@ class Score(Completion):
         self.lease = self.service.admit(count)
         await self.read_options(count, prompt_logprobs=0)
         for number, pair in enumerate(pairs):
-            await asyncio.sleep(0)  # other calls go on while many are tokenised
+            await asyncio.sleep(0)  # lets other calls run while many are tokenised
             ids = await self._ids(*pair)
             if not ids:
                 raise Refusal(f"query and item {number} have no token; give one.", "items")
@@ -112,13 +112,13 @@ class Score(Completion):
         tokens = sum(len(self.states[i].request.prompt_token_ids) - 1 for i in firsts)
         usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
         if isinstance(self.wanted, ScoringRequest):
-            first = [own[0] for own in scores]  # vLLM tells the first label's only
+            first = [own[0] for own in scores]  # vLLM returns only the first label's
             data = [{"index": i, "object": "score", "score": p} for i, p in enumerate(first)]
             return {**self.head("list"), "data": data, "usage": usage}
         return {**self.head("scoring"), "scores": scores, "usage": usage}
 
     def _scores(self, labels: list[int], states: list[RequestState]) -> list[float]:
-        """Return the probability of each label behind one item."""
+        """Return the probability of each label after one item."""
         last = [(state.prompt_logprobs or [None])[-1] or {} for state in states]
         logs = [row[label].logprob for row, label in zip(last, labels, strict=True)]
         if not self.wanted.apply_softmax:

@@ -24,7 +24,7 @@ def key_of(keys: Sequence[str], headers: Headers) -> int | None:
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     token = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    sent = token.strip().encode("latin-1")  # headers are bytes, which reach this as latin-1
+    sent = token.strip().encode("latin-1")  # Starlette decodes headers as latin-1
     matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
     return matches.index(True) if any(matches) else None
 
@@ -37,8 +37,8 @@ def is_open(path: str) -> bool:
 class Gate:
     """Refuses calls without a key, from foreign pages, and bodies that are too large or too slow.
 
-    It leaves in the call's state: ``body``, the bytes, if there is one; ``key``, the number of its
-    key, None without one; ``trusted``, False for a call that has no key where there are keys.
+    It sets in the call's state: ``body``, the bytes, if there is one; ``key``, the number of its
+    key, None without one; ``trusted``, False if the server has keys and the call has none of them.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -107,7 +107,7 @@ class Gate:
         )  # fmt: skip
 
     def has_body(self, scope: Scope, headers: Headers) -> bool:
-        """Return whether a call has a body, which its path takes. Raises Refusal: 400 or 413."""
+        """Return whether a call has a body. Raises Refusal: 413, too large; 400, none allowed."""
         length = headers.get("content-length", "0")
         if int(length) > self.settings.max_body:
             raise Refusal(
@@ -120,7 +120,7 @@ class Gate:
         return has_body
 
     async def read(self, receive: Receive, held: Held) -> bytes | None:
-        """Return a call's body, None where the client has gone. Raises Refusal: 408 or 413."""
+        """Return a call's body; None if the client is gone. Raises Refusal: 408 or 413."""
         parts, more = [], True
         try:
             async with asyncio.timeout(self.settings.body_timeout):

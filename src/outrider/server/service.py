@@ -17,7 +17,7 @@ from .texts import Texts
 class Service:
     """The engine, the limits, the counters, and the queue of waiting calls.
 
-    Raises ConfigError: nothing can be recorded in the folder for that.
+    Raises ConfigError: the folder for recordings cannot be written to.
     """
 
     def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
@@ -35,7 +35,7 @@ class Service:
             self.metrics.others.append(partial(recorded, self.recorder))
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model than the one that is served. Raises Refusal: 404."""
+        """Refuse any model but the one that is served. Raises Refusal: 404."""
         if name is not None and name not in self.settings.names:
             raise Refusal(
                 f"there is no model {shown(name)} here; this server has {self.name!r}.",

@@ -13,12 +13,12 @@ from .record import Recording
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A server's options; those of ``server/options.py`` have its names and meanings.
+    """A server's settings; names and meanings are those of ``server/options.py``.
 
-    Responses have the first of ``names``. Figures are listed up to the ``longest`` draft.
-    ``max_tokens`` of ``defaults`` bounds every call. Servers of one ``fingerprint`` give the same
-    text for a seed. ``write_timeout`` is for clients that do not read. ``slo`` has the latencies of
-    a good request in seconds, by ttft and tpot.
+    Responses name the model as the call did, else by the first of ``names``. Histograms of accepted
+    tokens go up to the ``longest`` draft. ``max_tokens`` of ``defaults`` bounds every call. Servers
+    of one ``fingerprint`` give the same text for a seed. ``write_timeout`` is for clients that do
+    not read. ``slo`` has the latencies of a good request in seconds, by ttft and tpot.
     """
 
     names: tuple[str, ...]

@@ -36,7 +36,7 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
         )
     try:
         deep = _nests_below(value_of(text), DEEPEST_SCHEMA)
-    except ValueError as error:  # other mistakes are StructuredOutputsParams' to explain
+    except ValueError as error:  # StructuredOutputsParams explains other mistakes
         deep = "recursion limit" in str(error)
     if deep:
         raise Refusal(f"the schema nests more than {DEEPEST_SCHEMA} deep; flatten it.", name)
@@ -83,7 +83,7 @@ Messages = Annotated[
 
 
 def _few(most: int, what: str) -> BeforeValidator:
-    """Return a check that refuses many fields, each of which could be an error."""
+    """Return a check that refuses too many fields at once, since each could add an error."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:

@@ -26,5 +26,5 @@ def plain(value: Any, depth: int = 2) -> Any:
         return [plain(one, depth - 1) for one in value[:MOST_VALUES]]
     if depth and isinstance(value, dict):
         return {short(str(name)): plain(one, depth - 1) for name, one in value.items()}
-    # What is short at the end would be written whole before.
+    # ``str`` would write a large container in full before it is cut.
     return short(shown(value) if isinstance(value, list | tuple | dict) else str(value))

@@ -15,7 +15,7 @@ from .protocol import SpeculationChange, to_refusal
 from .service import Service
 
 NOT_CHOSEN = "not_chosen"
-"""The reason of a drafter that neither the switch nor the engine has chosen."""
+"""Why a drafter is idle: neither the switch nor the engine has chosen it."""
 LONGEST_NAME = 1024
 """Characters of the name of a drafter to load."""
 
@@ -23,7 +23,7 @@ LONGEST_NAME = 1024
 def state(service: Service) -> dict[str, Any]:
     """Return the switch and the figures since the server's start, null where there are none.
 
-    ``controller`` is what the engine believes where it chooses how to draft.
+    ``controller`` is what the engine believes if it chooses how to draft.
     """
     llm, metrics, recorder = service.llm, service.metrics, service.recorder
     now, ready = llm.speculation, llm.ready
@@ -74,10 +74,10 @@ def _loading(service: Service) -> dict[str, Any] | None:
 
 
 async def load(service: Service, body: SpeculationChange) -> None:
-    """Load the drafter that a body names, and draft with it once it is there.
+    """Load the drafter that a body names, and draft with it from then on.
 
-    Raises Refusal: that is not allowed here, there is none of that name, another one is being
-    loaded, or it cannot be used, and the one before goes on.
+    Raises Refusal: loading is not allowed, no drafter has that name, another one is being loaded,
+    or it cannot be used. The drafter in use then stays.
     """
     llm, folder = service.llm, service.settings.load_drafters
     if folder is None:
@@ -102,9 +102,9 @@ async def load(service: Service, body: SpeculationChange) -> None:
 
 
 def drafter_in(folder: Path, name: str) -> Path:
-    """Return the drafter of a name below a folder without links, a folder or a file.
+    """Return the file or folder of the named drafter below ``folder``, a path without links.
 
-    Raises Refusal: there is none of that name, or it, or a file in it, is a link that leads out.
+    Raises Refusal: there is none of that name, or a link in it leads out of ``folder``.
     """
     parts = name.split("/")
     if len(name) > LONGEST_NAME or not name.isprintable() or {"", ".", ".."} & {*parts}:
@@ -133,9 +133,9 @@ def drafter_in(folder: Path, name: str) -> Path:
 async def change(service: Service, body: SpeculationChange) -> None:
     """Set drafter and draft length from the next step on; missing fields keep their value.
 
-    A length of null leaves it to the engine.
+    A length of null lets the engine choose it.
 
-    Raises Refusal: there is no such drafter, the length is out of range, or the engine starts.
+    Raises Refusal: no such drafter, a length out of range, or an engine that still starts.
     """
     now = service.llm.speculation
     if now is None or service.llm.ready is None:

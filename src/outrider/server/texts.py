@@ -15,9 +15,9 @@ from .protocol import Templated, Tool
 
 T = TypeVar("T")
 LONG_TEXT = 1 << 14
-"""Characters from which on a text is tokenised in a thread, so that other calls go on."""
+"""Texts of this many characters or more are tokenised in a thread; other calls go on."""
 SURE_TEXT = 1 << 18
-"""Bytes from which on a text's tokens are counted before it is tokenised as a whole."""
+"""Texts of more bytes are checked against the context before they are tokenised whole."""
 SLOW_THREADS = 2
 """Threads for long texts; more of them would take more memory at a time."""
 TEMPLATE_OWN = frozenset(
@@ -28,7 +28,7 @@ TEMPLATE_OWN = frozenset(
         "tokenizer_kwargs", "tools", "truncation",
     }
 )  # fmt: skip
-"""Not for ``chat_template_kwargs``: messages and parameters of transformers' own renderer."""
+"""Names that ``chat_template_kwargs`` may not set: parameters of transformers' own renderer."""
 
 
 class Texts:
@@ -39,7 +39,7 @@ class Texts:
         self._threads = ThreadPoolExecutor(SLOW_THREADS, "outrider-texts")
 
     async def slow(self, work: Callable[[], T]) -> T:
-        """Return ``work()``, run in one of a few threads: many at once take little memory."""
+        """Return ``work()``, run in one of a few threads, to bound the memory of many at once."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
@@ -51,7 +51,7 @@ class Texts:
         return await self.slow(partial(self._encode, prompt, special))
 
     def _encode(self, text: str, special: bool, rendered: bool = False) -> list[int]:
-        """Return the token ids of a text; refuse one that is longer than the context at once."""
+        """Return the token ids of a text; refuse early a text that is longer than the context."""
         codec, most = self._inputs.codec, self._inputs.max_model_len
         long = not has_lone_surrogates(text) and len(text.encode()) > SURE_TEXT
         if long and codec is not None and codec.exceeds(text, most):

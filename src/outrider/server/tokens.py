@@ -1,4 +1,4 @@
-"""Token ids in and out, by vLLM's paths: one renders a prompt, another goes on behind it."""
+"""vLLM's paths for token ids: one renders a prompt, another continues it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import fields, is_dataclass
@@ -116,7 +116,7 @@ async def rendered(call: ApiCall[Any], http: HttpRequest) -> list[dict[str, Any]
 
 
 def _given(options: Any) -> Any:
-    """Return options as JSON has them, without those that ask for nothing."""
+    """Return options as JSON values, without those that ask for nothing."""
     if not is_dataclass(options):
         return options
     values = {each.name: getattr(options, each.name) for each in fields(options)}

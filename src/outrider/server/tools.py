@@ -1,7 +1,7 @@
 """Tools: their check, and the grammar of calls.
 
 A grammar holds calls to their form (see ``text/calls.py``) and arguments to their schemas, so that
-they can be read while they come.
+they can be read while they are generated.
 """
 
 import json
@@ -21,7 +21,7 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": False}
 SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description")
 """Keywords of a schema that name no argument."""
 FORMS_HELD: frozenset[Form] = frozenset(("hermes", "llama3"))
-"""Forms of calls beside free text that a grammar holds to; calls of others are read as they are."""
+"""Forms of calls beside free text that a grammar enforces; other forms are only parsed."""
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 
 def choice_of(body: ChatRequest) -> Choice:
-    """Return what a body says of calls, checked against its tools. Raises Refusal: it is wrong."""
+    """Return a body's tool choice, checked against its tools. Raises Refusal: it is wrong."""
     tools, choice = body.tools or [], body.tool_choice
     check_tools(tools)
     if isinstance(choice, NamedTool):

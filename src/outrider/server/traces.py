@@ -25,7 +25,7 @@ ATTRIBUTES = {
     "drafted": "outrider.draft_tokens", "accepted": "outrider.accepted_tokens",
     "acceptance_length": "outrider.acceptance_length", "error": "error.type",
 }  # fmt: skip
-"""By field of ``ApiCall.facts``: the span's attribute."""
+"""Attributes of a span, keyed by field of ``ApiCall.facts``."""
 
 
 class Tracer:
@@ -55,9 +55,9 @@ class Tracer:
         status: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """Export a call's span, below the caller's where its headers name one (W3C traceparent).
+        """Export a call's span, a child of the caller's if headers name one (W3C traceparent).
 
-        ``route`` is None for an unknown path, ``begin`` in ns since 1970, ``facts`` as of
+        ``route`` is None for an unknown path, ``begin`` in ns since 1970, ``facts`` those of
         ``ApiCall.facts``.
         """
         from opentelemetry.trace import SpanKind, StatusCode

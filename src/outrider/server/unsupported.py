@@ -18,7 +18,7 @@ IGNORED = (
 """Fields that change neither the prompt nor the output."""
 
 
-@dataclass(frozen=True, eq=False)  # typing keeps equal annotations once, and 1 equals True
+@dataclass(frozen=True, eq=False)  # typing merges equal annotations, and 1 equals True
 class Unless:
     """Refuses every value of a field but null and the ``neutral`` ones, which ask for nothing."""
 

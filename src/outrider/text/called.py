@@ -1,7 +1,7 @@
-"""Reads the calls of tools that a model wrote, in each of the forms of ``calls.Form``.
+"""Reads the tool calls that a model wrote, in each of the forms of ``calls.Form``.
 
-What begins like a call and is none stays text. Text behind a call is left out. What is read of a
-text's beginning only grows while the text comes, so that streams and whole answers agree.
+Text that begins like a call but is none stays text. Text after a call is left out. As a text grows,
+the parts read from it only grow, so that streams and whole answers agree.
 """
 
 import ast
@@ -32,9 +32,9 @@ XML_HEAD = "<function="
 FENCES = ("```json", "```")
 """Lines that may stand before a call whose marks were forgotten."""
 LONGEST_PYTHON = 1 << 16
-"""Characters of a list of calls that Python's parser gets."""
+"""Most characters of a list of calls that are given to Python's parser."""
 MOST_MARKS = 16
-"""Marks without a call that an output may have; behind them all is text.
+"""Most marks without a call in an output; after them all is text.
 
 Each costs a pass over the rest, and a model that repeats itself writes thousands.
 """
@@ -65,7 +65,7 @@ def new_id() -> str:
 
 
 Calls = list[ToolCall] | None
-"""Calls; none where they may come yet, None where there are none."""
+"""Calls: empty if some may still come, None if there are none."""
 
 
 def read_auto(
@@ -97,7 +97,7 @@ def read_auto(
 
 
 def read_json(text: str) -> list[ToolCall]:
-    """Return the calls in JSON that begin a text, one behind the other, the last as it has come."""
+    """Return the calls in JSON that begin a text, one after the other; the last may be partial."""
     calls: list[ToolCall] = []
     at = _skipped(BEGIN, text, 0)
     while head := HEAD.match(text, at):
@@ -110,7 +110,7 @@ def read_json(text: str) -> list[ToolCall]:
 
 
 def _skipped(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return the place behind what a pattern matches, the same one where it does not match."""
+    """Return the end of a pattern's match at a place; the same place if it does not match."""
     found = pattern.match(text, at)
     return at if found is None else found.end()
 
@@ -145,7 +145,7 @@ def _may_begin(text: str, names: Sequence[str] | None = None) -> bool:
 
 
 def _object_calls(text: str) -> Calls:
-    """Return the calls of JSON that begins a text, in whatever order its keys are."""
+    """Return the calls of JSON that begins a text, with its keys in any order."""
     calls = read_json(text)
     if calls:
         return calls
@@ -164,7 +164,7 @@ def _object_calls(text: str) -> Calls:
 
 
 def _of_object(value: Any) -> ToolCall | None:
-    """Return the call that an object describes, None where it is none."""
+    """Return the call that an object describes; None if it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     given: Any = next((value[key] for key in KEYS if value.get(key) is not None), {})
@@ -280,7 +280,7 @@ def _of_lfm2(text: str, types: Types) -> Calls:
 
 
 def _of_xml(text: str, types: Types) -> Calls:
-    """``<function=NAME><parameter=KEY>VALUE</parameter></function>``; schemas tell the types."""
+    """``<function=NAME><parameter=KEY>VALUE</parameter></function>``; schemas give the types."""
     inside = text.lstrip()
     if inside and not (inside.startswith(XML_HEAD) or XML_HEAD.startswith(inside)):
         return _object_calls(inside)
@@ -301,7 +301,7 @@ def _elements(text: str, tag: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return a text as it is where its schema says so, else the JSON value that it is."""
+    """Return a text as it is if its schema has strings, else its JSON value."""
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
     if "string" in (kinds if isinstance(kinds, list) else [kinds]):
         return text
@@ -322,7 +322,7 @@ READERS: Mapping[Form, Callable[[str, Types], Calls]] = {
     "qwen3_coder": _of_xml,
     "lfm2": _of_lfm2,
 }
-"""Readers of the text behind a mark that opens calls."""
+"""Readers of the text after a mark that opens calls."""
 
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:

@@ -1,8 +1,8 @@
 """Forms of calls, and how tools and calls are written for templates that do not print them.
 
-Written are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
-as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons). A
-template that knows another form prints it.
+Two forms are written: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, also
+Qwen's) and Llama 3's (``{"name": ..., "parameters": {...}}``, separated by semicolons). Templates
+with another form print calls themselves.
 """
 
 import json
@@ -24,7 +24,7 @@ MARKS: Mapping[Form, tuple[str, ...]] = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "openai": (),
 }
-"""Texts that mark calls, the one that opens them first; often they are special tokens."""
+"""Texts that mark calls, the opening one first; often they are special tokens."""
 IN_TEMPLATES: Mapping[str, Form] = {
     PYTHON_TAG: "llama3",
     "<|python_start|>": "pythonic",
@@ -34,7 +34,7 @@ IN_TEMPLATES: Mapping[str, Form] = {
     "<function=": "qwen3_coder",
     "<|channel|>": "openai",
 }
-"""Texts in templates by which a form is known; of others it is Hermes'."""
+"""Texts in templates that identify a form; without any it is Hermes'."""
 _HERMES = (
     "To call a function, answer with a JSON object of its name and its arguments between "
     f'{OPENING} tags:\n{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n'

@@ -18,17 +18,17 @@ Message = dict[str, Any]
 PIECE = 1 << 15
 """Characters that ``exceeds`` tokenises at a time."""
 SLACK = 64
-"""More tokens than cutting a text adds."""
+"""More tokens than cutting a text into pieces adds."""
 BREAK = "\ufdd1"
-"""Splits control tokens that a client spelled; a noncharacter, which Unicode keeps for programs."""
+"""Splits control tokens in clients' texts; a noncharacter, which Unicode reserves for programs."""
 
 
 class TextCodec:
     """Encodes prompts and chats with the checkpoint's tokenizer; ``read_codec`` makes it.
 
     It can be pickled, and needs neither torch nor transformers. ``backend`` neither truncates nor
-    pads. ``chat_template`` is the only one, or all by name. ``special_tokens`` have their names in
-    templates. Without ``specials`` control tokens in texts of clients are plain text.
+    pads. ``chat_template`` is the only one, or all by name. ``special_tokens`` are keyed by their
+    names in templates. Without ``specials`` control tokens in clients' texts are plain text.
     """
 
     def __init__(

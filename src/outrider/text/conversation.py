@@ -29,7 +29,7 @@ def write(
 ) -> str:
     """Return the text of a conversation by the first template that leaves nothing out.
 
-    ``messages`` are as of ``messages.readable``, ``variables`` as of ``template.render``.
+    ``messages`` come from ``messages.readable``; ``variables`` are those of ``template.render``.
     """
     if not any(map(DEVELOPER.search, templates)):
         roles = {"developer": "system"}

@@ -29,9 +29,9 @@ def _added(before: str, after: str) -> str:
 
 
 class Detokenizer:
-    """The text of one sequence's output behind ``prompt``, token by token, up to a ``stop``.
+    """The text of one sequence's output after ``prompt``, token by token, up to a ``stop``.
 
-    Each token is decoded after those that were shown last. Where a byte makes earlier ones invalid,
+    Each token is decoded after those that were shown last. If a byte makes earlier ones invalid,
     tokenizers' own ``DecodeStream`` raises; here the text goes on. Without a tokenizer it is empty.
     """
 
@@ -44,7 +44,7 @@ class Detokenizer:
         skip_special: bool = True,
     ) -> None:
         self.writes = tokenizer is not None
-        """It gives any text."""
+        """False without a tokenizer."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._stop = StopFinder(stop, include_stop)
@@ -85,7 +85,7 @@ class Detokenizer:
         return self._stop.push(new) if may_stop else (new, False)
 
     def _cut(self, text: str) -> str:
-        """Keep the last tokens, whose character may be unfinished; return the others' text."""
+        """Keep the last tokens, which may be part of a character; return the others' text."""
         waiting = self._ids[self._num_shown :]
         visible = [*self._ids[: self._num_shown], *(i for i in waiting if self._decoded([i]))]
         if self._decoded(visible) == text:
@@ -99,7 +99,7 @@ class Detokenizer:
         return new
 
     def _tail(self, text: str) -> list[int]:
-        """Return the last tokens, after one that makes them decode as they do in ``text``.
+        """Return the last tokens, preceded by one with which they decode as in ``text``.
 
         A decoder of single bytes shows no character of a run with a wrong byte, so a wrong byte
         must stay in its run.

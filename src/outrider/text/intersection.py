@@ -1,7 +1,7 @@
 """The bytes that tokens stand for, and the tokens that two vocabularies share.
 
-They serve drafters that have another tokenizer (Timor et al., "Accelerating LLM inference with
-lossless speculative decoding algorithms for heterogeneous vocabularies", 2025).
+For drafters with another tokenizer than the target's (Timor et al., "Accelerating LLM inference
+with lossless speculative decoding algorithms for heterogeneous vocabularies", 2025).
 """
 
 import json
@@ -31,17 +31,17 @@ LEVEL = byte_level()
 
 @dataclass(frozen=True)
 class Pieces:
-    """The bytes of a tokenizer's tokens by id, empty where an id has none.
+    """The bytes of a tokenizer's tokens by id, empty if an id has none.
 
     ``special`` ids mark something; their bytes are the text that is written for them. ``single``
-    ids are the tokens of SentencePiece for one byte, which it takes where no other will do.
+    ids are SentencePiece's tokens for one byte, which it uses if no other token fits.
     """
 
     tokens: list[bytes]
     special: frozenset[int]
     single: frozenset[int] = frozenset()
     ids: dict[bytes, int] = field(init=False, repr=False)
-    """The id of each text; where several have it, the lowest that is not ``single``."""
+    """The id of each text; if several have it, the lowest that is not ``single``."""
 
     def __post_init__(self) -> None:
         ids: dict[bytes, int] = {}
@@ -55,7 +55,7 @@ class Pieces:
 class Spelling:
     """The way in which a byte-level or SentencePiece vocabulary spells bytes.
 
-    ``space`` stands for a space; ``falls_back`` tells whether there are tokens for single bytes.
+    ``space`` stands for a space; ``falls_back`` is True if there are tokens for single bytes.
     """
 
     byte_level: bool
@@ -92,7 +92,7 @@ def spelling_of(tokenizer: Tokenizer) -> Spelling | None:
 def pieces_of(tokenizer: Tokenizer, size: int, owner: str) -> Pieces:
     """Return the bytes of the ids below ``size`` of a byte-level or SentencePiece tokenizer.
 
-    Raises ModelError: it is of another kind; ``owner`` says whose it is.
+    Raises ModelError: it is of another kind; the message names its ``owner``.
     """
     spelling = spelling_of(tokenizer)
     if spelling is None:
@@ -121,7 +121,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _space(step: dict[str, Any]) -> str | None:
-    """Return what stands for a space in tokens, if a step of a decoder says it."""
+    """Return the text for a space in tokens, if a step of a decoder defines it."""
     match step:
         case {"type": "Metaspace", "replacement": str(space)}:
             return space
@@ -134,9 +134,9 @@ def _space(step: dict[str, Any]) -> str | None:
 class Intersection:
     """The tokens that a target and a drafter share.
 
-    ``targets`` has by the drafter's id the target's id of the same bytes, or -1; ``inputs`` the
-    reverse, for all ids of the target with these bytes. ``shares`` are those of the target's
-    tokens, and of the drafter's, that are shared.
+    ``targets`` maps the drafter's ids to the target's with the same bytes, or -1; ``inputs`` is the
+    reverse, for all ids of the target with these bytes. ``shares`` are the shares of the target's
+    and of the drafter's tokens that both have.
     """
 
     targets: list[int]

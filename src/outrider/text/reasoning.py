@@ -1,4 +1,4 @@
-"""Tells a model's thoughts from its answer.
+"""Separates a model's thoughts from its answer.
 
 Most models put their thoughts between two marks at the beginning of the output. gpt-oss writes
 messages on channels (OpenAI's Harmony format): ``analysis`` has thoughts, ``final`` the answer, and
@@ -13,13 +13,13 @@ from typing import NamedTuple, Protocol
 from .stop import longest_start
 
 CHANNELS = "openai_gptoss"
-"""The name of gpt-oss's format, as vLLM has it."""
+"""vLLM's name of gpt-oss's format."""
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 HEADER = re.compile(
     r"(?P<before>[^<]*)<\|channel\|>(?P<channel>\w*)"
     r"(?P<behind>[^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>"
 )
-"""The head of a message; whom it is for stands before the channel or behind it."""
+"""The head of a message; its recipient is before or after the channel."""
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 END = re.compile(r"<\|(?:end|return|call)\|>(?:\s*<\|start\|>assistant)?")
 FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
@@ -36,7 +36,7 @@ class ChannelCall(NamedTuple):
 class Parts(NamedTuple):
     """An output in parts.
 
-    ``end`` is where thoughts end in the text, with their marks; its length while more may come.
+    ``end`` is the offset after thoughts and their marks; the text's length while more may come.
     """
 
     thoughts: str
@@ -49,8 +49,8 @@ class ReasoningForm(Protocol):
     """The form in which a model thinks.
 
     Attributes:
-        name: as vLLM's ``--reasoning-parser`` has it.
-        opening, closing: marks around thoughts, None where there are no such.
+        name: that of vLLM's ``--reasoning-parser``.
+        opening, closing: marks around thoughts; None if there are none.
         marks: texts that must be shown, though they may be special tokens.
     """
 
@@ -67,16 +67,16 @@ class ReasoningForm(Protocol):
         """Return whether a prompt ends with the mark that opens thoughts."""
 
     def ended(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the mark that closes thoughts: none will come."""
+        """Return whether a prompt ends with the mark that closes thoughts: none will follow."""
 
     def unclosed(self, text: str) -> bool:
-        """Return whether an answer that is gone on with ends within thoughts."""
+        """Return whether an answer that is to be continued ends within thoughts."""
 
     def parts(self, text: str, begun: bool, whole: bool) -> Parts:
         """Return the parts of an output; only what is certain unless it is ``whole``.
 
-        ``begun`` is True where the prompt has opened thoughts. Space around thoughts, and between
-        them and the answer, is left out.
+        ``begun`` is True if the prompt has opened thoughts. Space around thoughts, and between them
+        and the answer, is left out.
         """
 
 
@@ -122,7 +122,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Channels:
-    """Messages on channels, as of gpt-oss; an output that begins with none is the answer."""
+    """Messages on channels, as in gpt-oss; an output that does not begin with one is all answer."""
 
     name: str = CHANNELS
     opening = closing = None
@@ -148,7 +148,7 @@ class Channels:
         """See ``ReasoningForm``."""
         if not _may_begin(text):
             return Parts("", text)
-        said: dict[bool, list[str]] = {True: [], False: []}  # thoughts, and else
+        said: dict[bool, list[str]] = {True: [], False: []}  # thoughts, and all else
         calls, at, thought_end = [], 0, 0
         while head := HEADER.match(text, at):
             end = END.search(text, head.end())
@@ -168,7 +168,7 @@ class Channels:
                 break
         if at == 0 and whole:
             return Parts("", text)
-        # A header that is not whole says nothing yet.
+        # An incomplete header has no text yet.
         thoughts, answer = ("\n".join(filter(None, said[kind])) for kind in (True, False))
         return Parts(thoughts, answer, thought_end, tuple(calls))
 
@@ -192,9 +192,9 @@ FORMS: Mapping[str, ReasoningForm] = {
 
 
 def form_of(templates: str) -> ReasoningForm | None:
-    """Return the form in which a model with these chat templates thinks; None if in none."""
+    """Return the form of thoughts of a model with these chat templates; None if it has none."""
     if CHANNEL in templates and "analysis" in templates:
         return FORMS[CHANNELS]
     known = (form for form in FORMS.values() if form.closing is not None)
-    # A template may leave out what opens thoughts, or print it; what closes them it must know.
+    # A template may omit or print the opening mark; it must know the closing one.
     return next((form for form in known if str(form.closing) in templates), None)

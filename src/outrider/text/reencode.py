@@ -1,4 +1,4 @@
-"""A text in another tokenizer's ids, which grows with the target's tokens."""
+"""Converts a growing text from the target's tokens to another tokenizer's ids."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from tokenizers import Tokenizer
 from .intersection import Intersection, Pieces
 
 TRIED_BEFORE = ("", "\n", ".")
-"""Texts before one that goes on, since some tokenizers put a space before its first word."""
+"""Texts tried before a continuation, since some tokenizers put a space before a first word."""
 LONGEST_LOOKUP = 16
-"""Bytes of a token that is looked up by its bytes, at most."""
+"""Most bytes of a token that is looked up by its bytes."""
 
 
 @dataclass
 class Context:
     """The text of a sequence in the drafter's ids.
 
-    The first ``taken`` tokens of the target are in ``ids``, but for the bytes that are ``pending``:
-    they are not whole characters yet. The first ``at_once`` tokens are encoded as a text, those
-    behind them one by one.
+    The first ``taken`` tokens of the target are in ``ids``, except the ``pending`` bytes, which are
+    not whole characters yet. The first ``at_once`` tokens are encoded as a text, later ones one by
+    one.
     """
 
     at_once: int
@@ -30,7 +30,7 @@ class Context:
 
 
 def num_unfinished(data: bytes) -> int:
-    """Return how many bytes at the end are those of a character that is not whole."""
+    """Return how many bytes at the end belong to an incomplete character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return len(decoder.getstate()[0])
@@ -47,10 +47,10 @@ def ids_before(tokenizer: Tokenizer) -> list[int]:
 
 
 class Reencoder:
-    """Writes the target's tokens in the drafter's ids, each once.
+    """Converts the target's tokens to the drafter's ids, each once.
 
-    The ids say the text of the tokens: byte for byte where the drafter's tokenizer can, else as it
-    normalises the text. ``theirs`` and ``ours`` are the bytes of the ids that the models have.
+    The ids spell the text of the tokens: byte for byte if the drafter's tokenizer can, else as it
+    normalises text. ``theirs`` and ``ours`` are the bytes of target's and drafter's ids.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Reencoder:
         self._spaced = any(theirs.tokens[id].startswith(b" ") for id in first)
 
     def take(self, context: Context, tokens: Sequence[int], most: int) -> int:
-        """Take in up to ``most`` more of a sequence's tokens; return how many they were.
+        """Convert up to ``most`` more of a sequence's tokens; return how many were converted.
 
-        The first ones are encoded as a text, as the drafter's tokenizer writes it. Later tokens of
-        both vocabularies become their own ids, so that accepted drafts stand as they were drafted.
+        The first ones are encoded as a text, as the drafter's tokenizer does it. Later tokens in
+        both vocabularies get their own ids, so that accepted drafts stay as drafted.
         """
         start = context.taken
         if start < context.at_once:
@@ -122,7 +122,7 @@ class Reencoder:
         return [id for id in ids if id < size]
 
     def _exact(self, text: str) -> list[int] | None:
-        """Return ids that say just this text behind another, None where there are none."""
+        """Return ids that spell exactly this text after another one; None if there are none."""
         data, known = text.encode(), self._ours.tokens
         for before in TRIED_BEFORE:
             ids = self._encoded(before + text)
@@ -135,7 +135,7 @@ class Reencoder:
         return None
 
     def _ids(self, data: bytes) -> list[int]:
-        """Return ids of a few bytes behind others."""
+        """Return ids of a few bytes that follow others."""
         if not data:
             return []
         try:
@@ -145,7 +145,7 @@ class Reencoder:
         return self._spelled(data) if exact is None else exact
 
     def _spelled(self, data: bytes) -> list[int]:
-        """Return the longest tokens that make up a few bytes, which need be no whole characters."""
+        """Return the longest tokens that make up a few bytes, whole characters or not."""
         known, ids, start = self._ours.ids, [], 0
         while start < len(data):
             ends = range(min(len(data), start + LONGEST_LOOKUP), start, -1)

@@ -11,7 +11,7 @@ def longest_start(text: str, strings: Sequence[str]) -> int:
 
 
 class StopFinder:
-    """Passes text on up to the first stop string to be complete; holds back what may become one."""
+    """Passes text on up to the first complete stop string; holds back what may become one."""
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self._stop = tuple(stop)

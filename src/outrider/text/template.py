@@ -25,11 +25,11 @@ from ..base.fields import one_line
 from ..errors import RequestError
 
 STEPS = 1_000_000
-"""Iterations, calls and operations of one rendering."""
+"""Most iterations, calls and operations of one rendering."""
 LONGEST_TEXT = 1 << 24
-"""Characters of any text that a template makes, the prompt included."""
+"""Most characters of any text that a template makes, including the prompt."""
 PER_VALUE = 64
-"""Characters that a value counts for beside its own."""
+"""Characters that a value counts for in addition to its own."""
 LONGEST_TEMPLATE = 1 << 17
 """Most characters of a template; jinja2 takes a minute to parse a MiB."""
 WIDEST = 64
@@ -43,7 +43,7 @@ COMPARING = ("==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le
              "greaterthan", ">=", "ge", "in")  # fmt: skip
 """Tests of two values."""
 WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\d{4}")
-"""Refused in format strings: a width as an argument, or a large width."""
+"""What is refused in format strings: a width as an argument, or a large width."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; templates read the first, or "thinking"."""
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -71,8 +71,8 @@ def _sized(value: Any) -> Any:
 def _weighed(value: Any) -> Any:
     """Return ``value``; spend the steps that writing or comparing it takes.
 
-    What lists share counts each time: a list that holds another twice, and so on, is short but
-    its text is not.
+    Shared parts count each time: a list that holds another twice, and so on, is short, but its text
+    is long.
     """
     if not isinstance(value, CONTAINERS):
         _spend(len(value) // 256 if isinstance(value, str | bytes) else 0)
@@ -147,7 +147,7 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the test with what it compares weighed."""
+    """Return the test with its operands weighed."""
     return wraps(test)(lambda *args: test(*map(_weighed, args)))
 
 
@@ -171,7 +171,7 @@ def _concat(parts: Iterable[str]) -> str:
 
 
 class _Weights(NodeTransformer):
-    """Has what a template puts together, and what it compares, weighed."""
+    """Makes a template weigh the values that it joins or compares."""
 
     def visit(self, node: nodes.Node, *args: Any, **options: Any) -> nodes.Node:
         node = self.generic_visit(node, *args, **options)

@@ -1,7 +1,7 @@
 """Adapts a drafter to a domain: makes data, trains on more and more of it, and judges the result.
 
-Acceptance is measured as it is served, before and after: on prompts of the domain that nothing was
-trained on, and on general ones, which show what is forgotten.
+Acceptance is measured in the serving engine, before and after: on held-out prompts of the domain,
+and on general ones, which show what is forgotten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .served import MOST_PROMPTS, Served, Serving, error_of_mean, held_out_promp
 from .targets import open_target
 
 DATA, ADAPTED = "data", "drafter"
-"""The folders in that of an adaptation: of what the target says, and of the result."""
+"""Folders inside that of an adaptation: the target's answers, and the result."""
 SHARES = (0.1, 0.3, 1.0)
 """Shares of the data that a drafter is trained on in turn, which shows how much is enough."""
 FEWEST_HELD_OUT = 4
@@ -55,7 +55,7 @@ HEAD_RATE = 2e-4
 MULTIPLES = (1, 5, 25)
 """Multiples of the lowest learning rate, which are tried on the first share of the data."""
 HOPELESS = 0.01
-"""Training ends where the intervals of all gains end below this one."""
+"""Training stops if the intervals of all gains lie below this gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,10 @@ class Gain(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The results of a drafter trained on a share of the data, 0 for the drafter before.
+    """The results of a drafter trained on a share of the data, 0 for the drafter before training.
 
-    ``domain`` and ``general`` are by temperature. ``gain`` and ``kept`` are the gains on them over
-    the drafter before, at all temperatures together. ``rate`` is the learning rate.
+    ``domain`` and ``general`` have an entry for each temperature. ``gain`` and ``kept`` are their
+    gains over the drafter before training, at all temperatures. ``rate`` is the learning rate.
     """
 
     rate: float
@@ -104,12 +104,12 @@ class Point(NamedTuple):
 
     @property
     def merit(self) -> tuple[bool, float]:
-        """Whether little is forgotten, and the gain on the domain: the larger the better."""
+        """Whether little is forgotten, then the gain on the domain; larger is better."""
         return self.kept.gain >= -MOST_FORGOTTEN, self.gain.gain
 
 
 class Verdict(NamedTuple):
-    """The answer whether to deploy the adapted drafter, and the reason in a sentence."""
+    """Whether to deploy the adapted drafter, and the reason in a sentence."""
 
     deploy: bool
     why: str
@@ -125,7 +125,7 @@ def gain_of(before: Sequence[Served], after: Sequence[Served]) -> Gain:
 
 
 def judge(best: Point) -> Verdict:
-    """Return whether a drafter should replace the one that it began as."""
+    """Return whether a drafter should replace the one that its training began with."""
     gain, kept, greedy = best.gain, best.kept, best.domain[0]
     if gain.low <= 0:
         return Verdict(
@@ -154,7 +154,7 @@ def judge(best: Point) -> Verdict:
 
 
 class Course:
-    """The trainings of one adaptation, each measured beside the drafter that it begins as.
+    """The trainings of one adaptation, each compared with the drafter that it begins with.
 
     Raises ConfigError: there are too few prompts to measure on.
     """
@@ -183,13 +183,13 @@ class Course:
 
     @property
     def first(self) -> Point:
-        """The results of the drafter before."""
+        """The results of the drafter before training."""
         none = Gain(0.0, 0.0, 0.0)
         domain, general = self._before
         return Point(0.0, 0.0, 0, 0, domain, general, none, none)
 
     def trained(self, rate: float, share: float, minutes: float | None) -> Point:
-        """Train on a share of the data, for ``minutes`` unless that is None; return the results."""
+        """Train on a share of the data, for ``minutes`` if given; return the results."""
         self._told(f"training on {share:.0%} of the data, learning rate {rate:g}")
         place = place_of(self._out, rate, share)
         plan = replace(self._options.plan, rate=rate, minutes=minutes)
@@ -205,7 +205,7 @@ class Course:
         return Point(rate, share, len(some.train), some.said, domain, general, gain, kept)
 
     def _measured(self, drafter: Path) -> tuple[list[Served], list[Served]]:
-        """Return what a drafter gives on prompts of the domain and on general ones."""
+        """Return a drafter's figures on prompts of the domain and on general ones."""
         how = drafter, self._options.length, self._options.temperatures
         return self._domain.measure(*how), self._general.measure(*how)
 
@@ -215,9 +215,9 @@ def adapt(
 ) -> dict[str, Any]:
     """Adapt a head or a small model to a domain's prompts, and return the report.
 
-    The best drafter is written to ``out``/drafter. ``told`` gets what is being done. Raises
-    ConfigError: there are too few prompts to hold some out, something else is in its place, or
-    another adaptation holds ``out``.
+    The best drafter is written to ``out``/drafter. ``told`` is called with what is being done.
+    Raises ConfigError: too few prompts to hold some out, something else in the drafter's place, or
+    another adaptation in ``out``.
     """
     with alone(out):
         return _adapted(target, drafter, out, options, told)
@@ -281,7 +281,7 @@ def _adapted(
 
 
 def _check_place(begin: Path, adapted: Path) -> None:
-    """Raise ConfigError where what is written would replace something else."""
+    """Raise ConfigError if the result would replace something else."""
     out = adapted.parent
     if begin.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{begin} lies in {out}, whose drafter is replaced; give another --out.")
@@ -290,7 +290,7 @@ def _check_place(begin: Path, adapted: Path) -> None:
 
 
 def place_of(out: Path, rate: float, share: float) -> Path:
-    """Return the folder of what was trained at a learning rate on a share of the data."""
+    """Return the folder of the drafter trained at a learning rate on a share of the data."""
     return out / f"share-{share:g}-rate-{rate:g}"
 
 

@@ -27,7 +27,7 @@ DEFINITIONS = {
 
 
 def rows(report: dict[str, Any]) -> list[list[Any]]:
-    """Return the lines of the table: each point, of the domain and of general prompts."""
+    """Return the table's lines: each point, on the domain's and on general prompts."""
     return [
         [
             kind, f"{point['share']:.0%}", point["samples"], f"{served['temperature']:g}",
@@ -42,7 +42,7 @@ def rows(report: dict[str, Any]) -> list[list[Any]]:
 
 
 def trainings(report: dict[str, Any]) -> list[list[Any]]:
-    """Return a line for each training: what it gained over the drafter before."""
+    """Return a line for each training: its gain over the drafter before training."""
     return [
         [
             f"{point['share']:.0%}", f"{point['rate']:g}", point["samples"],

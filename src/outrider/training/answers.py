@@ -1,4 +1,4 @@
-"""Has the target answer prompts, speculatively and in batches, and keeps its answers as samples."""
+"""Lets the target answer prompts, speculatively and in batches; keeps its answers as samples."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .samples import DataFolder, Sample
 from .states import States, StateTap
 
 BLOCK, FIRST_BLOCK = 256, 64
-"""Prompts whose answers make a shard, and those of the first one where the time is limited."""
+"""Number of prompts in a shard, and in the first shard if time is limited."""
 TURNS = 64
-"""Answers of a conversation at most."""
+"""Most answers in a conversation."""
 
 
 @dataclass
 class Dialogue:
-    """A prompt that the target answers, turn by turn where users say more than once.
+    """A prompt that the target answers, turn by turn if the user speaks more than once.
 
     ``waiting`` are the users' later messages, ``tokens`` and ``said`` the sample so far, and
     ``states`` the target's along it, if they are kept.
@@ -41,7 +41,7 @@ class Dialogue:
     states: States | None = None
 
     def __post_init__(self) -> None:
-        # What others answered is left out: the target answers itself.
+        # Answers by others are left out: the target gives its own.
         self.waiting = [m for m in self.item.messages if m["role"] != "assistant"]
 
     def ask(self, codec: TextCodec) -> list[int] | None:
@@ -66,7 +66,7 @@ class Dialogue:
         self.history.append({"role": "assistant", "content": text})
         begun = len(self.tokens)
         done = None
-        if self.tokens != [*asked[:begun]]:  # the template writes earlier turns otherwise
+        if self.tokens != [*asked[:begun]]:  # the template writes earlier turns differently
             done, begun = self.sample(), 0
             self.tokens, self.said = [], []
         self.tokens += [*asked[begun:], *ids]
@@ -89,12 +89,12 @@ def write_answers(
     tap: StateTap | None = None,
     until: float = inf,
 ) -> int:
-    """Have the target answer the prompts that are missing; return how many were left out.
+    """Let the target answer the missing prompts; return how many prompts were left out.
 
-    Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` gets
-    the number of prompts that are done. Samples get the states that a ``tap`` has. A conversation
-    ends where the context does. No block of prompts is begun that would end after the monotonic
-    clock reaches ``until``, by the time that the one before took.
+    Seeds follow from the prompts' numbers, so that samples depend on nothing else. ``told`` is
+    called with the number of finished prompts. Samples get the states that a ``tap`` has. A
+    conversation ends at the end of the context. A block of prompts is not begun if, taking as long
+    as the one before, it would end after the monotonic clock reaches ``until``.
 
     Raises ConfigError: a prompt is longer than the context, or the template refuses it; with
     ``skip`` it is left out.
@@ -134,7 +134,7 @@ def write_answers(
 def _asked(
     llm: LLM, dialogues: Sequence[Dialogue], data: DataFolder, skip: bool
 ) -> Iterator[tuple[Dialogue, list[int]]]:
-    """Yield each dialogue that can be answered with its next prompt's ids, none if it is over."""
+    """Yield each dialogue that is not over, with its next prompt's ids; ``skip`` bad prompts."""
     codec = llm.inputs.codec
     if codec is None:
         raise ConfigError("the target has no tokenizer, so it cannot answer prompts; give another.")

@@ -1,4 +1,4 @@
-"""The model card beside a trained drafter: its target, its training data, and what it gives."""
+"""The model card of a trained drafter: its target, its training data, and its results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def card(folder: Path, work: Path, data: DataFolder, judged: Judged) -> str:
     head, run, here, about = read_head(folder), read_kept(work / RUN), machine(), data.about
     said, plan = run["about"], run["plan"]
     target = name_of(Path(said["target"]))
-    is_known = target != said["target"]  # to the hub
+    is_known = target != said["target"]  # on the hub
     begin = said.get("begin")
     return TEXT.format(
         base=f"\nbase_model: {target}" if is_known else "", licence=NO_LICENCE,
@@ -120,14 +120,14 @@ def _what(head: Head | None) -> str:
 
 
 def _new(head: Head | None, said: Mapping[str, Any]) -> str:
-    """Return what a drafter was made of that began anew; ``said`` is what its training is of."""
+    """Return what a new drafter was made of; ``said`` describes its training."""
     if head is None:
         return f"new, of the target's layers {', '.join(map(str, said['layers']))}"
     return "new, with the target's output rows"
 
 
 def _more(said: Mapping[str, Any]) -> str:
-    """Return what else there is to say of a small model's training, behind a comma."""
+    """Return further facts about a small model's training, each after a comma."""
     rank, own = said.get("rank"), said.get("own")
     return (f", LoRA of rank {rank}" if rank else "") + (f", {own:.0%} own answers" if own else "")
 
@@ -182,5 +182,5 @@ def table(extras: Extras) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text on one line in which no character means anything to Markdown or HTML."""
+    """Return a text as one line, with the special characters of Markdown and HTML escaped."""
     return re.sub(r"[\\`*\[\]<>|&]", r"\\\g<0>", printable(text))

@@ -31,7 +31,7 @@ def add_to_curves(file: Path, row: Sequence[object]) -> None:
 
 
 def cut_curves(file: Path, step: int) -> None:
-    """Drop the rows behind a step, which come again, and those that were cut or are none."""
+    """Drop the rows after a step, which will come again, and rows that are cut or malformed."""
     if not file.exists():
         return
     kept = [",".join(COLUMNS)]

@@ -1,4 +1,4 @@
-"""Makes a data folder of a target's answers, or goes on with one."""
+"""Makes a data folder of a target's answers, or resumes one."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .states import StateTap, kept_layers
 TOGETHER = 64
 """Answers that are decoded in a batch."""
 CONTEXT = 1024
-"""Tokens of a sample at most, unless the model has fewer or the user says otherwise."""
+"""Default for the most tokens of a sample, if the model's context is not shorter."""
 OWN_PROMPTS = 5000
-"""Prompts that a target writes itself unless it is told how many."""
+"""Default number of prompts that a target writes itself."""
 MOST_PROMPTS = 10_000_000
 PROMPTS = "prompts.jsonl"
 ANSWERED = 0.7
-"""Tokens of an answer, as a share of the most, by which a limited time is divided."""
+"""Assumed length of an answer, as a share of the most tokens, to divide a limited time."""
 MOST_MINUTES = 1_000_000
 SPACE = " " * TOKENS
-"""Stands for a prompt that the target will write in the forecast, where a byte is a token."""
+"""Placeholder, in forecasts, for a prompt that the target will write, at a byte for a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class DataOptions:
     """The options of data, see ``outrider train data --help``.
 
     Without ``prompts`` the target writes them itself. A ``context`` of None is ``CONTEXT``, or the
-    model's. With ``states`` the target's hidden states are kept beside the answers. After so many
+    model's. With ``states`` the target's hidden states are kept beside the answers. After
     ``minutes`` no more prompts are written or answered.
     """
 
@@ -76,10 +76,10 @@ def make_data(
     target: str, out: Path, options: DataOptions, told: Callable[..., None],
     said: Callable[[str], None], wanted: Sequence[int] = (),
 ) -> DataFolder:  # fmt: skip
-    """Have ``target`` answer the prompts, write the answers to ``out``, and return that folder.
+    """Let ``target`` answer the prompts, write the answers to ``out``, and return that folder.
 
-    ``told`` gets the number of prompts that are done, and that of all. ``said`` gets sentences
-    about what is left out. States are kept of the layers ``wanted``, see ``kept_layers``. Raises
+    ``told`` is called with the numbers of finished and of all prompts, ``said`` with sentences
+    about what is left out. States of the layers ``wanted`` are kept, see ``kept_layers``. Raises
     ConfigError: the folder holds other data, or a prompt is bad.
     """
     check_out(out, MANIFEST, (CONFIG,))
@@ -91,7 +91,7 @@ def _answered(
     target: str, out: Path, options: DataOptions, told: Callable[..., None],
     said: Callable[[str], None], wanted: Sequence[int],
 ) -> DataFolder:  # fmt: skip
-    """Have ``target`` answer the prompts in a folder that no other process writes."""
+    """Let ``target`` answer the prompts, in a folder that no other process writes."""
     begin, minutes = monotonic(), inf if options.minutes is None else options.minutes
     file, folder = options.prompts, find_folder(target)
     items = [] if file is None else read_prompts(file, options.skip_bad, said)[: options.samples]
@@ -108,12 +108,12 @@ def _answered(
     check_data(checkpoint, asked, options.max_tokens, context, TOGETHER, out, layers)
     llm = LLM(
         folder, max_num_seqs=TOGETHER, max_model_len=context,
-        enable_prefix_caching=not layers,  # shared rows would be missing
+        enable_prefix_caching=not layers,  # shared rows have no states
     )  # fmt: skip
     if file is None:
 
         def enough(tokens: float) -> bool:
-            """Return whether the rest of the time is that for answers, of prompts of ``tokens``."""
+            """Return whether answers need the rest of the time, for prompts of ``tokens`` each."""
             share = tokens / (tokens + ANSWERED * options.max_tokens)
             return monotonic() >= begin + 60 * minutes * share
 
@@ -151,8 +151,8 @@ def _own_prompts(
 ) -> list[Item]:  # fmt: skip
     """Return prompts that the target writes itself, or wrote before; they are kept in ``file``.
 
-    Fewer than were asked for are written where it is ``enough``, see ``write_prompts``. Raises
-    ConfigError: there are others.
+    Fewer than asked for are written if ``enough`` says so, see ``write_prompts``. Raises
+    ConfigError: ``file`` has another number of prompts.
     """
     count = options.samples or OWN_PROMPTS
     if file.exists():

@@ -17,14 +17,14 @@ from .samples import Sample
 from .teacher import Lesson, Teacher
 
 OWN_TOKENS = 128
-"""Tokens of an answer that the drafter writes itself, at most."""
+"""Most tokens of an answer that the drafter writes itself."""
 
 
 class Said(NamedTuple):
     """A drafter's agreement with a lesson, fp32 [rows] each.
 
-    ``same`` is 1 where both have the same likeliest id, and 0 elsewhere. ``accepted`` is what the
-    coupled rule accepts.
+    ``same`` is 1 where both have the same likeliest id, else 0. ``accepted`` is the coupled rule's
+    probability of acceptance.
     """
 
     same: Tensor
@@ -34,8 +34,8 @@ class Said(NamedTuple):
 class DistillTask(Task):
     """Trains a module of transformers on a teacher's distributions over the ids that both have.
 
-    Both distributions are taken at ``heat``, the temperature. With the chance ``own`` the drafter
-    writes a sample's answer itself; which ones depends on the batch and ``seed`` alone. Acceptance
+    Both distributions are taken at ``heat``, the temperature. With probability ``own`` the drafter
+    writes a sample's answer itself; which ones depends only on the batch and ``seed``. Acceptance
     is judged by drafts of ``depth`` tokens.
     """
 
@@ -68,7 +68,7 @@ class DistillTask(Task):
         return Learned(total, count)
 
     def _read(self, lesson: Lesson) -> Tensor:
-        """Return what the output matrix reads at a lesson's rows, [rows, width]."""
+        """Return the output matrix's inputs at a lesson's rows, [rows, width]."""
         tokens = lesson.tokens[None, : int(lesson.rows[-1]) + 1]
         states: Tensor = self._model.model(tokens, use_cache=False).last_hidden_state
         return states[0, lesson.rows]
@@ -79,7 +79,7 @@ class DistillTask(Task):
         return (logits / heat).log_softmax(-1)[:, : self._ids]
 
     def _taught(self, lesson: Lesson, heat: float) -> list[Likeliest]:
-        """Return the likeliest ids of p in parts of rows; ``heat`` is taken among them alone."""
+        """Return the likeliest ids of p in parts of rows; ``heat`` is applied to these ids only."""
         log_p = lesson.log_p.float()
         if heat != 1:
             log_p = (log_p / heat).log_softmax(-1)
@@ -142,10 +142,10 @@ class DistillTask(Task):
 
 
 def chained(rows: Tensor, chances: Tensor, depth: int) -> float:
-    """Return how many tokens are expected to be accepted, of a draft behind each of ``rows``.
+    """Return the expected number of accepted tokens, summed over drafts after each of ``rows``.
 
-    ``chances`` are those that the token behind each row is accepted. A draft ends where the next
-    position is none of ``rows``.
+    ``chances`` are the probabilities that the token after each row is accepted. A draft ends where
+    the next position is not in ``rows``.
     """
     if not len(rows):
         return 0.0

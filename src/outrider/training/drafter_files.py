@@ -1,4 +1,4 @@
-"""Reads small drafters as modules of transformers, makes them of a target's layers, writes them."""
+"""Reads small drafters as modules of transformers, makes them of target layers, writes them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .head_files import write_checkpoint
 FAMILIES = "llama", "mistral", "qwen2", "qwen3"
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 OTHER = "give another drafter, or none to begin with the target's layers"
-"""The remedy for a drafter that is not trained."""
+"""The remedy for a drafter that cannot be trained."""
 GATE, UP, DOWN = (f"mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
 
 
 class SmallModel(NamedTuple):
-    """A drafter that is trained, in fp32: transformers' module, and what its config.json says."""
+    """A drafter in training, in fp32: transformers' module, and the fields of its config.json."""
 
     module: nn.Module
     config: dict[str, Any]
@@ -42,7 +42,7 @@ def config_of(
 ) -> dict[str, Any]:
     """Return the config of the drafter in ``begin``, or of a new one, see ``made_of``.
 
-    Raises ConfigError: it is of another family than those that are trained.
+    Raises ConfigError: its family cannot be trained.
     """
     if begin is None:
         return _made_config(target, layers, neurons)[0]
@@ -52,8 +52,7 @@ def config_of(
 def read_drafter(folder: Path, target: Files) -> SmallModel:
     """Return the drafter in ``folder``, which may be a GGUF file or quantised otherwise.
 
-    Raises ConfigError: it is of another family than those that are trained, or its tokenizer is
-    not the target's.
+    Raises ConfigError: its family cannot be trained, or its tokenizer is not the target's.
     """
     files = Files(folder)
     checkpoint = open_checkpoint(files)
@@ -100,7 +99,7 @@ def made_of(target: Checkpoint, layers: Sequence[int], neurons: int | None) -> S
 def _made_config(
     target: Checkpoint, layers: Sequence[int], neurons: int | None
 ) -> tuple[dict[str, Any], list[int], int]:
-    """Return a new drafter's config, the target's layers that it has, and the target's neurons."""
+    """Return a new drafter's config, the target layers that it has, and the target's MLP width."""
     config = _config(target, "name a drafter to begin with (--from)")
     count, inner, width = (
         config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")
@@ -139,7 +138,7 @@ def save_drafter(
 
 
 def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
-    """Return the config of a model. Raises ConfigError: its family is not trained."""
+    """Return the config of a model. Raises ConfigError: its family cannot be trained."""
     kind = checkpoint.config.model_type
     if kind not in FAMILIES or checkpoint.architecture is None:
         raise ConfigError(
@@ -147,7 +146,7 @@ def _config(checkpoint: Checkpoint, remedy: str) -> dict[str, Any]:
             f"{', '.join(FAMILIES)} are trained: {remedy}."
         )
     config = written_config(checkpoint.config)
-    for name in ("quantization_config", KEY):  # what was measured is of another model
+    for name in ("quantization_config", KEY):  # measured figures are another model's
         config.pop(name, None)
     return config
 

@@ -20,15 +20,15 @@ from ..checkpoints.rope import Rope
 from .teacher import Lesson
 
 Unrolling = Generator[Tensor, Tensor | None, None]
-"""Yields what the output matrix reads at each depth; is sent the numbers of drafts that go on."""
+"""Yields the output matrix's inputs at each depth; is sent the numbers of drafts to continue."""
 
 
 class Rows(NamedTuple):
     """The rows of several samples, concatenated, as a head reads them.
 
     Row i of a sample has its token i + 1 at position i + 1, and the target's hidden states of token
-    i, ``fused`` [rows, layers * width]. ``drafts`` are the rows behind which drafts begin, since
-    the target said the next token. ``begins`` and ``firsts`` are where each sample begins among all
+    i, ``fused`` [rows, layers * width]. ``drafts`` are the rows after which drafts begin: the
+    target said the next token. ``begins`` and ``firsts`` are where each sample begins among all
     rows and among ``drafts``.
     """
 
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     firsts: list[int]
 
     def keep(self, which: Tensor) -> Rows:
-        """Return the same rows with only some of the drafts, by their ascending numbers."""
+        """Return the same rows with only some drafts, given by ascending number."""
         firsts = torch.searchsorted(which, torch.tensor(self.firsts)).tolist()
         return self._replace(drafts=self.drafts[which], firsts=firsts)
 
@@ -75,7 +75,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention, whose inputs are [embedding, state], to real rows and to drafted ones."""
+    """Attention over real and drafted rows; its inputs are [embedding, state]."""
 
     def __init__(self, head: Head, inputs: int) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ class Layer(nn.Module):
 class Eagle3(nn.Module):
     """An EAGLE-3 head of one layer, as its config says; ``embedding`` is the target's.
 
-    The embedding and the output rows are frozen. A new head has the target's output rows: it learns
-    less by heart with them. ``context`` is the longest sample. In a P-EAGLE head the rows of later
-    depths have a mask in the place of a token, and of the states that an EAGLE-3 head feeds back.
+    The embedding and the output rows are frozen. A new head has the target's output rows, with
+    which it overfits less. ``context`` is the longest sample. In a P-EAGLE head, rows of later
+    depths have a mask in place of the token, and of the states that an EAGLE-3 head feeds back.
     """
 
     cos: Tensor
@@ -213,10 +213,10 @@ class Eagle3(nn.Module):
         return state
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
-        """Yield what the output matrix reads at each depth of the drafts, [drafts, width].
+        """Yield the output matrix's inputs at each depth of the drafts, [drafts, width].
 
-        A draft is taken to be right so far: rows have the sample's own tokens. Gradients of what
-        was yielded can be computed after the last depth.
+        Drafts are assumed right so far: rows have the sample's own tokens. Gradients with respect
+        to the yielded tensors can be computed after the last depth.
         """
         layer = self.layers[0]
         assert isinstance(layer, Layer)
@@ -248,7 +248,7 @@ class Eagle3(nn.Module):
                 drafted = [(k[:, which], v[:, which]) for k, v in drafted]
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
-        """Return the logits of the ids that are drafted, [rows, ids], by the one output matrix."""
+        """Return the logits of drafted ids, [rows, ids]; all depths have one output matrix."""
         drafted: Tensor = self.lm_head(x)
         return drafted
 

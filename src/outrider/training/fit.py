@@ -1,4 +1,4 @@
-"""Fits a linear guess of a target's next state, which a new EAGLE-3 head begins with."""
+"""Fits a linear prediction of a target's next state, with which a new EAGLE-3 head begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .samples import Sample
 from .teacher import Teacher
 
 FITTED_ROWS = 16_384
-"""Rows that the guess is fitted to, about."""
+"""Approximate number of rows that it is fitted to."""
 RIDGE = 1e-3
 """Ridge, as a share of the mean square of the inputs."""
 

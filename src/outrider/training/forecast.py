@@ -21,22 +21,22 @@ from .answers import BLOCK
 from .states import state_bytes
 
 CLEARLY = 0.9
-"""Share of a forecast, which is rough, that must be free."""
+"""Share of a forecast that must be free; forecasts are rough."""
 TOKEN_BYTES = 5
 """Bytes of a token in a data folder: its id, and whether the target said it."""
 SAMPLE_BYTES = 16
-"""Bytes of a sample beside its tokens."""
+"""Bytes of a sample in addition to its tokens."""
 SKIPS_BYTES = 10_000
-"""Bytes of a file that names sublayers, at most, about."""
+"""Approximate upper bound on the bytes of a file that names sublayers."""
 TEMPLATE_TOKENS = 32
-"""Tokens that a template adds to a message, at most, about."""
+"""Approximate upper bound on the tokens that a template adds to a message."""
 
 
 class Need(NamedTuple):
     """The bytes that a job takes: of memory, by purpose, and of disk.
 
-    ``files`` remain on disk. ``passing`` are files that replace others, and lie beside them until
-    then.
+    ``files`` remain on disk. ``passing`` are files that will replace others, and exist beside them
+    first.
     """
 
     memory: Mapping[str, int]
@@ -48,11 +48,11 @@ def check(
     job: str, need: Need, folder: Path, remedy: str, loaded: int = 0, spare: int = 0,
     silent: bool = False,
 ) -> int:  # fmt: skip
-    """Say on stderr what a job in ``folder`` takes; return how much ``spare`` memory it may have.
+    """Print to stderr what a job in ``folder`` takes; return how much of ``spare`` memory is free.
 
-    ``loaded`` bytes of it are in memory already, and the files of ``folder`` on disk. If ``silent``
-    nothing is said. Raises MemoryBudgetError, TrainingError: clearly less is free; the message ends
-    with the ``remedy``.
+    ``loaded`` bytes of it are already in memory, and the files of ``folder`` already on disk. If
+    ``silent``, nothing is printed. Raises MemoryBudgetError, TrainingError: clearly less is free;
+    the message has the ``remedy``.
     """
     memory, free = sum(need.memory.values()), free_memory() + loaded
     disk, room = max(0, need.files - written(folder)) + need.passing, free_disk(folder)
@@ -114,7 +114,7 @@ def check_weights(checkpoint: Checkpoint) -> None:
 
 
 def data_bytes(items: list[Item], max_tokens: int, context: int, state: int = 0) -> int:
-    """Return the bytes of the target's answers to prompts at most: no token has less than a byte.
+    """Return an upper bound on the bytes of the target's answers: a token has a byte or more.
 
     Answers may be shorter than ``max_tokens``, and no sample is longer than ``context``. Each token
     has ``state`` bytes of states.
@@ -130,9 +130,9 @@ def data_bytes(items: list[Item], max_tokens: int, context: int, state: int = 0)
 
 
 def check_search(checkpoint: Checkpoint, pages: int, out: Path) -> None:
-    """Say what a search on windows of so many ``pages`` of a target's cache takes; see ``check``.
+    """Print what a search on windows of ``pages`` KV cache pages takes; see ``check``.
 
-    The target is loaded already, and the native step runs it.
+    The target is already loaded, and the native step runs it.
     """
     held = footprint(checkpoint, True, False)
     memory = {"the target": held["weights"], "windows": pages * held["page"]}
@@ -144,9 +144,9 @@ def check_data(
     checkpoint: Checkpoint, items: list[Item], max_tokens: int, context: int, together: int,
     out: Path, layers: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    """Say what it takes to have ``together`` prompts at a time answered; see ``check``.
+    """Print what answering ``together`` prompts at a time takes; see ``check``.
 
-    The states behind some ``layers`` are kept, those of a shard in memory, some twice more.
+    The states after ``layers`` are kept, a shard of them in memory, with copies of one layer.
     """
     config = EngineConfig(max_num_seqs=together, max_model_len=context)
     a = checkpoint.architecture
@@ -159,7 +159,7 @@ def check_data(
     files = data_bytes(items, max_tokens, context, state)
     if state:
         kept = files - data_bytes(items, max_tokens, context)
-        # A shard's, and twice more the layer that is written, whose fp32 take two of five parts.
+        # A shard's, and two more copies of the layer being written: fp32, 2/5 of the bytes.
         memory["states"] = kept * min(BLOCK, len(items)) // len(items) * 9 // 5
     need = Need(memory, files)
     check("answering", need, out, "take a quantised target (outrider quantize)")

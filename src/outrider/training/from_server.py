@@ -1,4 +1,4 @@
-"""Adapts to a server that runs: takes the prompts that it recorded, and brings it the result."""
+"""Adapts to a running server: takes the prompts that it recorded, and delivers the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECULATION = "/v1/speculation"
 RECORDED = "prompts.jsonl"
 """The file of prompts in the folder of a recording."""
 FEWEST = 200
-"""Fewest prompts of which some can be held out and enough are left to learn from."""
+"""Fewest prompts that leave enough to learn from after some are held out."""
 ASK_SECONDS, LOAD_SECONDS = 30.0, 600.0
 KEY = "OUTRIDER_API_KEY"
 """The variable of the key in the command that is printed."""
@@ -46,7 +46,7 @@ class Source:
 
 
 def ask(url: str, key: str | None) -> Source:
-    """Return what a server says of itself.
+    """Return what a server reports about itself.
 
     Raises EndpointError: it does not answer, or is not an Outrider server. ConfigError: it records
     nothing, or has recorded too little, or runs on another machine.
@@ -87,7 +87,7 @@ def ask(url: str, key: str | None) -> Source:
 
 
 def _answer(url: str, key: str | None) -> dict[str, Any]:
-    """Return the state of speculation of a server. Raises EndpointError: it gives none."""
+    """Return a server's state of speculation. Raises EndpointError: it sends none."""
     answer = call(url + SPECULATION, key=key, seconds=ASK_SECONDS)
     if answer.status in (401, 403):
         raise EndpointError(f"{url} wants an API key (HTTP {answer.status}); give --api-key.")
@@ -130,7 +130,7 @@ def _checkpoint(said: Mapping[str, Any]) -> str | None:
 def keep_prompts(source: Source, out: Path) -> Path:
     """Return a copy of the recorded prompts, which a resumed adaptation uses again.
 
-    Raises ConfigError: it cannot be read or written, or is another file by now, with too little.
+    Raises ConfigError: it cannot be read or written, or has been replaced by too short a file.
     """
     file = out / "recorded.jsonl"
     if file.exists():
@@ -165,7 +165,7 @@ def keep_prompts(source: Source, out: Path) -> Path:
 def place(source: Source, adapted: Path, name: str) -> str:
     """Copy a drafter into the server's folder for drafters, and return its name there.
 
-    One that lies there already is not copied. Raises ConfigError: it cannot be copied.
+    A drafter that is already there is not copied. Raises ConfigError: it cannot be copied.
     """
     folder = source.drafters
     assert folder is not None
@@ -199,7 +199,7 @@ def check_loads(source: Source | None) -> None:
 
 
 def command(source: Source, name: str) -> str:
-    """Return the command that has the server load a drafter of its folder."""
+    """Return the command that makes the server load a drafter from its folder."""
     key = f' -H "Authorization: Bearer ${KEY}"' if source.key else ""
     body = shlex.quote(json.dumps({"load": name}))
     return (
@@ -209,7 +209,7 @@ def command(source: Source, name: str) -> str:
 
 
 def load(source: Source, name: str) -> None:
-    """Have the server draft with a drafter of its folder. Raises EndpointError: it does not."""
+    """Make the server draft with a drafter from its folder. Raises EndpointError: it does not."""
     answer = call(
         source.url + SPECULATION, {"load": name}, key=source.key, seconds=LOAD_SECONDS
     )  # fmt: skip
@@ -221,7 +221,7 @@ def load(source: Source, name: str) -> None:
 
 
 def _has_loaded(source: Source, folder: Path) -> bool:
-    """Return whether the server drafts with a folder; the answer that said so may be lost."""
+    """Return whether the server drafts with a folder; its answer to the load may have been lost."""
     try:
         loading = _answer(source.url, source.key)["loading"]
     except EndpointError:
@@ -230,10 +230,10 @@ def _has_loaded(source: Source, folder: Path) -> bool:
 
 
 def hand_over(source: Source, adapted: Path, name: str, at_once: bool) -> str:
-    """Bring a drafter to the server; return what was done, or the command that is left to run.
+    """Deliver a drafter to the server; return what was done, or the command that is left to run.
 
-    A server without a folder for drafters must be restarted. Raises ConfigError, EndpointError: it
-    is not brought, or not loaded, and then no copy of it stays with the server.
+    A server without a folder for drafters must be restarted. Raises ConfigError: it cannot be
+    copied. EndpointError: it is not loaded; the copy is then removed.
     """
     if source.drafters is None:
         beside = adapted.resolve()

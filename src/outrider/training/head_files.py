@@ -36,13 +36,13 @@ from .eagle3 import Eagle3
 
 EMBEDDING = "model.embed_tokens.weight"
 ALIGNED = 64
-"""Numbers of drafted ids are multiples of it."""
+"""The number of drafted ids is a multiple of this."""
 
 
 def frequent_ids(counts: NDArray[np.int64], share: float, most: int) -> NDArray[np.int64]:
     """Return the most frequent ids, which make up a ``share`` of a text, ascending.
 
-    ``counts`` are how often each id occurs in it. Their number is rounded up to a multiple of
+    ``counts`` has how often each id occurs. The number of ids is rounded up to a multiple of
     ``ALIGNED``, and at most ``most``.
     """
     order = np.argsort(-counts, kind="stable")
@@ -105,7 +105,7 @@ def write_new_eagle3(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
         elif len(shape) == 2:
             made = generator.standard_normal(shape, np.float32)
             tensors[own] = made / np.sqrt(np.float32(shape[1]))
-    for name in ("self_attn.o_proj", "mlp.down_proj"):  # the residual stream begins alone
+    for name in ("self_attn.o_proj", "mlp.down_proj"):  # at first, the residual stream dominates
         tensors[f"layers.0.{name}.weight"] *= np.float32(0.1)
     if new.fuse is not None:
         tensors["fc.weight"] = new.fuse
@@ -158,7 +158,7 @@ def eagle3_config(checkpoint: Checkpoint, a: Architecture, new: NewHead) -> dict
         "transformer_layer_config": layer, "draft_vocab_size": len(new.ids),
         "norm_before_residual": more, "norm_before_fc": more, "fc_norm": False,
         "norm_output": more, "embed_requires_grad": False, "target_hidden_size": None,
-        # What enters a layer is what the one before returns.
+        # A layer's input is the output of the one before.
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in new.layers],
         "tie_word_embeddings": False, "dtype": "bfloat16",
     }  # fmt: skip

@@ -21,13 +21,13 @@ MOST_LOGITS = 1 << 25
 LEAST_ROWS = 64
 """Fewest rows whose logits are held at a time, however many ids there are."""
 ANYWAY = 8
-"""One of so many drafts goes on to its end, right or wrong."""
+"""One in this many drafts goes on to its end, right or wrong."""
 REHEARSED = 3
-"""The same where a step is timed beforehand: as many go on in the middle of a training, about."""
+"""The same for a step that is timed beforehand: about as many go on in mid-training."""
 
 
 def rows_at_once(ids: int) -> int:
-    """Return for how many rows the logits of so many ids are held at a time."""
+    """Return how many rows of logits, of ``ids`` ids each, are held at a time."""
     return max(LEAST_ROWS, MOST_LOGITS // ids)
 
 
@@ -35,21 +35,21 @@ class DraftingHead(Protocol):
     """A head that is trained: its layers, and its output matrices."""
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
-        """Yield what the output matrix reads at each depth, [drafts, width]."""
+        """Yield the output matrix's inputs at each depth, [drafts, width]."""
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Return the logits of the ids that are drafted, [rows, ids]."""
 
 
 class Depth(NamedTuple):
-    """One depth of all drafts: which of them reach it, and the row of its label for each."""
+    """One depth of all drafts: those that reach it, and the row of each one's label."""
 
     drafts: Tensor
     labels: Tensor
 
 
 class Labels:
-    """The target's distributions at each depth behind the rows where drafts begin."""
+    """The target's distributions at each depth after the rows where drafts begin."""
 
     def __init__(self, lessons: Sequence[Lesson], rows: Rows) -> None:
         own = [lesson.rows >= 1 for lesson in lessons]
@@ -66,7 +66,7 @@ class Labels:
         return Likeliest(self._ids[labels].long(), self._log_p[labels])
 
     def at(self, depth: int, drafts: Tensor) -> Depth:
-        """Return the drafts whose token at a depth is one that the target said."""
+        """Return the drafts whose token at a depth the target said."""
         positions = self._rows.positions
         rows = drafts + depth
         inside = rows < len(positions)
@@ -97,8 +97,8 @@ class HeadTask(Task):
     def learn(self, batch: Sequence[Sample]) -> Learned:
         """See ``Task``.
 
-        A draft goes on while the head's likeliest ids are the sample's: a served draft is of no use
-        behind a wrong id. One of ``ANYWAY`` goes on in any case, so that all depths learn.
+        A draft goes on while the head's likeliest ids are the sample's: a served draft is useless
+        after a wrong id. One in ``ANYWAY`` goes on in any case, so that all depths learn.
         """
         return self._learn(batch, ANYWAY)
 
@@ -107,10 +107,10 @@ class HeadTask(Task):
         self._learn(batch, REHEARSED)
 
     def _learn(self, batch: Sequence[Sample], anyway: int) -> Learned:
-        """Learn from drafts, of which one of ``anyway`` goes on in any case.
+        """Learn from drafts; one in ``anyway`` goes on in any case.
 
-        Each depth's loss is backpropagated to its states at once, so that logits need not be kept,
-        and through the head after the last depth.
+        Each depth's loss is backpropagated to its states at once, so that logits need not be kept;
+        gradients flow through the head after the last depth.
         """
         lessons = [self._teacher.teach(sample) for sample in batch]
         rows = rows_of(lessons)

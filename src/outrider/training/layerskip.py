@@ -33,15 +33,15 @@ from .teacher import PAGE_SIZE
 WINDOWS = 8
 """Windows of text that every set of sublayers is scored on."""
 ROUNDS, MANY = 7, 9
-"""Forward passes that are timed, and the rows of the larger ones."""
+"""Number of timed forward passes, and rows of the larger ones."""
 
 
 class Found(NamedTuple):
-    """Sublayers that run, and what their drafts are expected to give.
+    """Sublayers that run, and the expected results of their drafts.
 
     ``agreement`` is the chance that a drafted token is the target's, on held-out samples. ``speed``
-    is the speedup over plain decoding with drafts of the best length. ``evaluations`` are the sets
-    that were scored.
+    is the speedup over plain decoding with drafts of the best length. ``evaluations`` is the number
+    of sets that were scored.
     """
 
     sublayers: tuple[int, ...]
@@ -56,7 +56,7 @@ def search_skips(
 ) -> Found:  # fmt: skip
     """Search for sublayers to leave out, and write those that run to ``out``, a .json file.
 
-    ``told`` gets the number of sets that were scored, and the most that are. Raises TrainingError:
+    ``told`` is called with the number of scored sets, and its maximum. Raises TrainingError:
     nothing can be left out at a gain. ConfigError: the native step does not run the target, or the
     file is something else.
     """
@@ -122,7 +122,7 @@ class Panel:
             tokens = sample.tokens[: min(stop, first + ROWS)].tolist()
             params = SamplingParams(temperature=heats[sample.prompt % len(heats)])
             request = Request("data", tuple(tokens[:first]), params, number)
-            no_text: Any = None  # nobody reads it
+            no_text: Any = None  # never read
             sequence = SequenceState(f"data/{number}", request, 0, no_text, no_text, tokens)
             sequence.pages = array("i", range(number * pages, (number + 1) * pages))
             known = Segment(tokens[:-1], 0, sequence.pages, 1, first, key=sequence.id)

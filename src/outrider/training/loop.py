@@ -32,7 +32,7 @@ RUN, STATE = "run.json", "state.pt"
 JUDGED = 32
 """Held-out samples that acceptance is judged on."""
 JUDGEMENTS = 40
-"""Most judgements of a training, about."""
+"""Approximate upper bound on the judgements of a training."""
 SAVE_SECONDS = 120.0
 
 
@@ -69,9 +69,9 @@ class Task(ABC):
 
 
 class Training:
-    """One training in a folder, which goes on where it was interrupted, to the bit.
+    """One training in a folder; after an interruption it resumes bit-identically.
 
-    ``about`` says what is trained on what; a folder goes on only with the same.
+    ``about`` says what is trained on what; a folder is resumed only with the same.
     Raises ConfigError: the folder is another training's. TrainingError: the loss is not finite; the
     state that was saved before is kept.
     """
@@ -107,7 +107,7 @@ class Training:
                 kept = read_kept(file)
                 parts = {part: dict(kept[part]) for part in said}
                 steps = int(kept["steps"])
-                bf16 = bool(kept.get("bf16", parts["plan"]["bf16"]))  # files of before lack it
+                bf16 = bool(kept.get("bf16", parts["plan"]["bf16"]))  # older files lack it
             for part, values in said.items():
                 theirs = parts[part]
                 for name in sorted({*values, *theirs}):
@@ -137,7 +137,7 @@ class Training:
         return max(1, int(epoch + left / again if left > 0 else plan.minutes * 60 / first))
 
     def _seconds(self, batch: Sequence[Sample], plan: Plan) -> float:
-        """Return the time of a step of one batch, after which all parameters are as they were."""
+        """Return the seconds of a step on one batch, which leaves all parameters unchanged."""
         module = self.task.module
         begin = time.perf_counter()
         with self._computing(plan):
@@ -149,7 +149,7 @@ class Training:
     def run(self) -> Judged:
         """Train to the end; return the forecast acceptance of the averaged parameters.
 
-        Module and average are in main memory then.
+        Module and average are then in main memory.
         """
         try:
             return self._run()
@@ -209,7 +209,7 @@ class Training:
     def _batches(self) -> Iterator[list[list[Sample]]]:
         """Yield this process's batches of each step from the present one on.
 
-        Batches at the end of an epoch that are fewer than the processes are left out.
+        If an epoch ends with fewer batches than processes, these are left out.
         """
         plan, world = self.plan, self.accelerator
         number = epoch = 0
@@ -243,7 +243,7 @@ class Training:
 
     @contextmanager
     def _computing(self, plan: Plan) -> Iterator[None]:
-        """Have tensors made on the training's device, and products computed as the plan says."""
+        """Make tensors on the training's device, and compute products in the plan's precision."""
         device = self.accelerator.device
         with device, torch.autocast(device.type, torch.bfloat16, plan.bf16 is True):
             yield
@@ -284,7 +284,7 @@ class Training:
         with part_of(self.folder / STATE) as part, part.open("wb") as opened:
             try:
                 torch.save(state, opened)
-            except RuntimeError as error:  # torch's writer hides what the system said
+            except RuntimeError as error:  # torch's writer hides the system's error
                 raise error.__context__ or error from None
 
     def _load(self) -> None:

@@ -28,7 +28,7 @@ class LowRank(nn.Module):
         """Return the changed layer's output for ``x`` [..., inputs]."""
         rows = x.flatten(0, -2)
         whole: Tensor = self.base(rows)
-        # In place: sums of their own would take three times the memory of a layer's output.
+        # In place: separate sums would take three times the memory of a layer's output.
         whole.addmm_(F.linear(rows, self.down), self.up.t().to(whole.dtype), alpha=self._scale)
         shaped: Tensor = whole.unflatten(0, x.shape[:-1])
         return shaped

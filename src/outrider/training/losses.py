@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 HEAD_IDS = 64
-"""Likeliest ids that the coupled rule is computed over; all others count as one id."""
+"""Number of likeliest ids in the coupled rule; all others count as one id."""
 
 
 class Likeliest(NamedTuple):
@@ -45,7 +45,7 @@ def forward_kl(p: Likeliest, log_q: Tensor) -> Tensor:
 
 
 def reverse_kl(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return KL(q || p); ids that are not known of p count as likely as its last known one."""
+    """Return KL(q || p); ids missing in p count as likely as its last known one."""
     floor = p.log_p[:, -1:].clamp(min=-20)
     known = (p.of(log_q).exp() * (p.log_p - floor)).sum(-1)
     return (log_q.exp() * log_q).sum(-1) - known - floor[:, 0]
@@ -57,7 +57,7 @@ def hard(p: Likeliest, log_q: Tensor) -> Tensor:
 
 
 def overlap(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return 1 - TV = sum min(p, q), which the ratio rule accepts."""
+    """Return the acceptance of the ratio rule, 1 - TV = sum min(p, q)."""
     return torch.minimum(p.log_p.exp(), p.of(log_q).exp()).sum(-1)
 
 
@@ -67,10 +67,10 @@ def total_variation(p: Likeliest, log_q: Tensor) -> Tensor:
 
 
 def coupled_acceptance(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return what the coupled rule accepts: sum_i 1 / sum_j max(p_j / p_i, q_j / q_i).
+    """Return the acceptance of the coupled rule: sum_i 1 / sum_j max(p_j / p_i, q_j / q_i).
 
-    See docs/exactness.md. In the order of q / p the maximum is p's for all j up to i, and q's for
-    those behind, so cumulative sums give the inner sum. All ids but the ``HEAD_IDS`` likeliest of p
+    See docs/exactness.md. Sorted by q / p, the maximum is p's for all j up to i, and q's for all
+    later j, so cumulative sums give the inner sum. All ids but the ``HEAD_IDS`` likeliest of p
     count as one id, so the result is too large, by at most their mass.
     """
     top = Likeliest(p.ids[:, :HEAD_IDS], p.log_p[:, :HEAD_IDS])
@@ -85,7 +85,7 @@ def coupled_acceptance(p: Likeliest, log_q: Tensor) -> Tensor:
 
 
 def coupled(p: Likeliest, log_q: Tensor) -> Tensor:
-    """Return -log of what the coupled rule accepts."""
+    """Return -log of the coupled rule's acceptance."""
     return -coupled_acceptance(p, log_q).log()
 
 

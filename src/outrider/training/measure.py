@@ -39,9 +39,9 @@ def measure(
 ) -> Extras:  # fmt: skip
     """Measure the drafter in a folder on prompts by use; write the figures into it and return them.
 
-    A head names its ``target``. For each use the recommended length is the fastest one, for one
-    request at temperature 0 here. Raises ConfigError: it is no drafter's folder, its target is not
-    known, or a use is not known.
+    By default ``target`` is the one that a head names. The length recommended for a use is the
+    fastest one here, for one request at temperature 0. Raises ConfigError: the folder has no
+    drafter, or the target or a use is not known.
     """
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} has no {CONFIG}; give a drafter that outrider train wrote.")
@@ -85,7 +85,7 @@ def measure(
 
 
 def note(folder: Path, use: str, served: Sequence[Served], digest: str, data: str) -> Extras:
-    """Write what was measured on prompts of a use into a drafter; return all that it says now."""
+    """Write the figures measured on prompts of a use into a drafter; return all its extras."""
     before, here = extras_of(folder), machine()
     where = f"{here['cpu']}, {here['threads']} threads, {here['instruction_set']}"[:LONGEST_TEXT]
     measured = [

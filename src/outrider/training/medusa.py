@@ -36,14 +36,14 @@ class Block(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` [rows, width] with what the block adds."""
+        """Return ``x`` [rows, width] plus the block's output."""
         return x + F.silu(self.linear(x))
 
 
 class Medusa(nn.Module):
-    """Heads behind the target's last norm, each of residual blocks and an output matrix.
+    """Heads after the target's last norm, each with residual blocks and an output matrix.
 
-    A new head's output matrix is the target's, one for all, and frozen.
+    New heads share one output matrix, the target's, which is frozen.
     """
 
     norm: Tensor
@@ -61,7 +61,7 @@ class Medusa(nn.Module):
         self.lm_heads.requires_grad_(not head.borrows_output)
 
     def unroll(self, rows: Rows, depth: int) -> Unrolling:
-        """Yield what each head's output matrix reads, [drafts, width]."""
+        """Yield the inputs of each head's output matrix, [drafts, width]."""
         state = rows.fused[rows.drafts]
         normed = F.rms_norm(state, (state.shape[-1],), self.norm, self._eps)
         for blocks in self.blocks[:depth]:
@@ -97,7 +97,7 @@ def write_new_medusa(folder: Path, checkpoint: Checkpoint, new: NewHead) -> None
 
 
 def load_medusa(head: Head, checkpoint: Checkpoint, context: int) -> Medusa:
-    """Return heads with their weights, behind the target's last norm."""
+    """Return heads with their weights, after the target's last norm."""
     a, loader = target_loader(checkpoint)
     norm = torch.from_numpy(loader.norm("model.norm")[: a.hidden_size])
     module, source = Medusa(head, norm, a.norm_eps), HeadTensors(head.files)

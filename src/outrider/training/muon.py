@@ -1,8 +1,8 @@
 """Muon in fp32: the update of a matrix is its momentum, made orthogonal.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. ``torch.optim.Muon``
-computes in bf16, which takes five times as long on CPUs without instructions for it: a quarter of
-a step.
+computes in bf16, which is five times as slow on CPUs without bf16 instructions: a quarter of a
+step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ COEFFICIENTS = 3.4445, -4.775, 2.0315
 """Coefficients of the Newton-Schulz iteration, as Muon's authors chose them."""
 ITERATIONS = 5
 MATCHED = 0.2
-"""Root mean square of AdamW's updates, about, to which updates are scaled (Liu et al., "Muon is
+"""Approximate root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., "Muon is
 scalable for LLM training", 2025, section 2.2)."""
 BLOCK = 288
-"""Rows or columns, about, that become orthogonal by themselves, as the shards of Khaled et al.,
+"""Rows or columns, about, that are orthogonalised by themselves, like the shards of Khaled et al.,
 "MuonBP: Faster Muon via block-periodic orthogonalization", 2025: time rises with their cube."""
 
 
 def orthogonal(matrix: Tensor, block: int | None = None) -> Tensor:
     """Return U V^T of a matrix's singular value decomposition U S V^T, approximately.
 
-    With ``block`` the shorter side is cut into equal parts of about so many, each of which becomes
-    orthogonal by itself. An iteration is X <- P X, where P is a polynomial of X X^T. So all of them
-    are made from that square matrix, and X is multiplied once, by the product of all P.
+    With ``block`` the shorter side is cut into equal parts of about that size, each made orthogonal
+    by itself. An iteration is X <- P X, where P is a polynomial of X X^T. So all P are computed
+    from that square matrix, and X is multiplied once, by their product.
     """
     a, b, c = COEFFICIENTS
     wide = matrix.shape[0] <= matrix.shape[1]
@@ -50,7 +50,7 @@ def orthogonal(matrix: Tensor, block: int | None = None) -> Tensor:
 
 
 def num_parts(length: int, block: int | None) -> int:
-    """Return into how many equal parts a length is cut, of about ``block`` each."""
+    """Return how many equal parts a length is cut into, of about ``block`` each."""
     parts = 1 if block is None else max(1, round(length / block))
     while length % parts:
         parts -= 1
@@ -60,8 +60,8 @@ def num_parts(length: int, block: int | None) -> int:
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov's momentum and decoupled weight decay, for parameters of two dimensions.
 
-    It takes AdamW's learning rates, since updates are scaled to be as large as AdamW's. They become
-    orthogonal in blocks of about ``block`` rows or columns, None for as a whole.
+    It takes AdamW's learning rates, since updates are scaled to be as large as AdamW's. They are
+    made orthogonal in blocks of about ``block`` rows or columns, or whole if None.
     """
 
     def __init__(

@@ -41,11 +41,11 @@ from .teacher import KNOWN_IDS, ROWS, room_for_lessons
 
 META = torch.device("meta")
 COPIES = 5
-"""Times that a part's logits are held: as logits, as log q, and as gradients."""
+"""Copies of a part's logits that are held: as logits, as log q, and as gradients."""
 REMEDY = "lower --batch, or train a smaller drafter"
 FEW = 16
-"""Tokens of the counted pass, in proportion to which a sample counts. They are few, since the meta
-device, unlike a CPU, keeps the matrices of attention."""
+"""Tokens of the pass that is counted and then scaled to a sample's length. They are few, since the
+meta device, unlike a CPU, keeps the matrices of attention."""
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -61,7 +61,7 @@ def graph_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage  # held, so that no other gets its place
+            kept[storage._cdata] = storage  # held, so that its address is not reused
         return tensor
 
     with META, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -70,7 +70,7 @@ def graph_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
 
 
 class _Made(TorchDispatchMode):
-    """Adds up the bytes of the storages that are made within it."""
+    """Adds up the bytes of the storages that are made inside its context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ class _Made(TorchDispatchMode):
             storages = (e.untyped_storage() for e in tree_leaves(tree) if isinstance(e, Tensor))
             for storage in storages:
                 if storage._cdata not in self._held:
-                    self._held[storage._cdata] = storage  # so that no other gets its place
+                    self._held[storage._cdata] = storage  # keeps its address from being reused
                     self.bytes += is_made * storage.nbytes()
         return found
 
@@ -93,8 +93,8 @@ class _Made(TorchDispatchMode):
 def made_bytes(forward: Callable[[], Any]) -> int:
     """Return the bytes of all that a forward pass makes, on the meta device.
 
-    Memory is taken for most of it, though less is kept: glibc 2.36, for one, does not find room for
-    an aligned block in one of the same size that was freed.
+    Most of it takes memory, even what is freed: glibc 2.36, for one, does not reuse a freed block
+    for an aligned one of the same size.
     """
     made = _Made()
     with META, made:
@@ -134,9 +134,9 @@ def rows_like(samples: Sequence[Sample], context: int, wide: int) -> Rows:
 class Trainee(NamedTuple):
     """A module on the meta device, and bytes of its training.
 
-    In memory, ``batch`` bytes are for learning from a batch, and ``lessons`` would be all lessons.
-    On disk, ``saved`` bytes are its checkpoint, which is in memory, too, when it is written and
-    checked, and ``begun`` what it began as, if that is kept.
+    In memory, learning from a batch takes ``batch`` bytes, and all lessons would take ``lessons``.
+    On disk, its checkpoint takes ``saved`` bytes (in memory, too, while it is written and checked),
+    and the drafter that it began as takes ``begun`` if that is kept.
     """
 
     module: nn.Module
@@ -146,7 +146,7 @@ class Trainee(NamedTuple):
     begun: int = 0
 
     def need(self, plan: Plan, target: int) -> Need:
-        """Return what its training takes beside a ``target`` of so many bytes."""
+        """Return what its training takes, with a ``target`` of that many bytes."""
         learned = nbytes(*trained(self.module).values())
         states = state_bytes(self.module, plan)
         memory = {
@@ -160,10 +160,10 @@ class Trainee(NamedTuple):
 
 
 def check_training(trainee: Trainee, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
-    """Say what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
+    """Print what a training in ``out`` takes; return the memory for lessons. Raises: see ``check``.
 
-    The target is loaded already. Processes of one training share the memory for lessons, and only
-    the first one says it.
+    The target is already loaded. Processes of one training share the memory for lessons, and only
+    the first one prints.
     """
     state, target = PartialState(cpu=on_cpu()), weight_bytes(checkpoint)
     spare = min(trainee.lessons, room_for_lessons() // state.num_processes)
@@ -175,9 +175,9 @@ def check_adapting(
     checkpoint: Checkpoint, begin: Path, head: Head | None, out: Path, plan: Plan,
     data: DataOptions, depth: int, rank: int, times: int,
 ) -> None:  # fmt: skip
-    """Say what adapting takes before there is data; see ``check``.
+    """Print what adapting takes, before there is data; see ``check``.
 
-    It trains so many ``times``. Samples are assumed to be as long as they may be.
+    It trains ``times`` times. Samples are assumed to have the greatest length.
     """
     context = data.context or min(CONTEXT, checkpoint.shape.context)
     said = min(data.max_tokens, context // 2)
@@ -196,9 +196,9 @@ def head_trainee(
     kind: str, checkpoint: Checkpoint, samples: Samples, source: Head | NewHead, plan: Plan,
     depth: int, context: int, begun: bool = False,
 ) -> Trainee:  # fmt: skip
-    """Return the forecast of a head's training, from another head or anew.
+    """Return the forecast of a head's training, from an existing head or a new one.
 
-    If it is ``begun`` anew, its folder keeps the head that it began as. Raises: see ``check_head``.
+    If a new one is ``begun``, its folder keeps the initial head. Raises: see ``check_head``.
     """
     if isinstance(source, Head):
         head = source
@@ -245,13 +245,13 @@ def drafter_trainee(
     ids, everything = config["vocab_size"], samples.train + samples.held_out
     longest = min(context, max(len(each.tokens) for each in everything))
     learning = made * longest // FEW + logit_bytes(longest, ids)
-    held = max(learning, pass_bytes(checkpoint))  # in turn
+    held = max(learning, pass_bytes(checkpoint))  # not at once
     lessons = sum(lesson_bytes(each, context, 0, 0, ids) for each in everything)
     return Trainee(module, held, lessons, saved)
 
 
 def new_head(kind: str, checkpoint: Checkpoint, new: NewHead) -> Head:
-    """Return a new head that is not written."""
+    """Return a new head without writing it."""
     a, _ = target_loader(checkpoint)
     nowhere = Path("new")
     if kind == MEDUSA:

@@ -57,14 +57,14 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after a step."""
+        """Update the average with the parameters after a step."""
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, value in trained(self._module).items():
             self.values[name].lerp_(value, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Set the module to the average for the time of the context."""
+        """Set the module to the average while the context lasts."""
         own = copied(trained(self._module))
         self._module.load_state_dict(self.values, strict=False)
         try:

@@ -1,4 +1,4 @@
-"""Checks that a drafter as it was trained and as it is served predict the same tokens."""
+"""Checks that a drafter predicts the same tokens when served as in training."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .samples import Sample
 from .teacher import PAGE_SIZE, Teacher
 
 LEAST = 0.9
-"""Fewest rows, as a share, whose likeliest id must be the same: quantisation changes some."""
+"""Least share of rows whose likeliest id must be the same; quantisation changes some."""
 NEAR = 0.25
 """Nats below the likeliest id within which another one counts as the same."""
 PRECISE = "int8-a8"
-"""Bits that hardly change what a head says, unlike those that it is served with."""
+"""A quantisation that hardly changes a head's outputs, unlike the one that it is served with."""
 
 
 def served_head(folder: Path, target: NativeTransformer, context: int) -> NativeHead | NativeMedusa:
@@ -71,7 +71,7 @@ def check_served(
     teacher: Teacher,
     samples: Sequence[Sample],
 ) -> float:
-    """Return the share of drafts whose first token is the same as trained and as served.
+    """Return the share of drafts whose first token is the same in training and serving.
 
     A token within ``NEAR`` of the likeliest counts, too. ``folder`` has the trained ``head``.
     Raises TrainingError: the share is too small.
@@ -92,7 +92,7 @@ def check_served(
 def check_drafter(
     folder: Path, task: DistillTask, context: int, samples: Sequence[Sample]
 ) -> float:
-    """Return the share of tokens that are the likeliest ones both as trained and as served.
+    """Return the share of tokens that are the likeliest both in training and in serving.
 
     ``folder`` has the small model of ``task``. Raises TrainingError: the share is too small.
     """
@@ -107,7 +107,7 @@ def check_drafter(
 
 
 def _enough(folder: Path, same: float, count: float) -> float:
-    """Return the share of places that are the same. Raises TrainingError: it is too small."""
+    """Return the share of places that agree. Raises TrainingError: it is too small."""
     share = same / max(1, count)
     if share < LEAST:
         raise TrainingError(

@@ -11,7 +11,7 @@ LAST_RATE = 0.05
 """Share of the learning rate that the cosine ends at."""
 LEAST_MINUTES = 0.01
 MOST = 1e9
-"""Of any setting."""
+"""Largest value of any setting."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Plan:
     """The settings of a training; a value out of its range raises ConfigError.
 
     Args:
-        epochs: passes over the samples, unless ``steps`` or ``minutes`` are given. Minutes become
-            steps once, by the time that a step takes.
+        epochs: passes over the samples, unless ``steps`` or ``minutes`` are given. Minutes are
+        converted to steps once, by the measured time of a step.
         rate: the peak learning rate, of AdamW and of Muon, whose updates are scaled to AdamW's.
         batch: tokens of the target's answers in a batch, for each process.
         accumulate: batches of a step.
@@ -30,8 +30,8 @@ class Plan:
         average: decay of the running average of the weights.
         judge_every: fewest steps between two judgements of acceptance on held-out samples, of
             which there are about ``loop.JUDGEMENTS`` at most.
-        patience: judgements without a better one after which training stops, 0 for never.
-        bf16: whether matrices are multiplied in bf16 (autocast); None for: where that is faster.
+        patience: judgements without improvement after which training stops; 0 for never.
+        bf16: whether matrices are multiplied in bf16 (autocast); None: if that is faster.
     """
 
     epochs: float = 3.0

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..text.codec import has_lone_surrogates
 
 TEXTS = ("prompt", "text")
-"""Keys of plain prompts; the first one that is there counts."""
+"""Keys of plain prompts; the first one present counts."""
 CONVERSATIONS = ("messages", "conversations")
 SKIP = " --skip-bad leaves out such prompts."
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -29,7 +29,7 @@ def read_prompts(
 
     Each line of a .jsonl file is an object with "prompt" or "text", or with "messages" (or
     "conversations" in ShareGPT's layout); other keys are ignored. A bad line is a ConfigError with
-    its number and the ``remedy``; with ``skip`` it is left out, and ``told`` gets a sentence.
+    its number and the ``remedy``; with ``skip`` it is left out, and ``told`` is called.
     """
     entries: Iterator[tuple[str, Any]]
     if file.is_dir():
@@ -76,7 +76,7 @@ def plain(entry: Any) -> Any:
 
 
 def _message(entry: Any) -> Any:
-    """Return a message with role and content, also of one with ShareGPT's names."""
+    """Return a message with role and content; ShareGPT's names are translated."""
     if not isinstance(entry, dict):
         return entry
     role = entry.get("role", entry.get("from"))

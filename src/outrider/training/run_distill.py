@@ -1,4 +1,4 @@
-"""Trains a small drafter, from data and a target to a checkpoint that was measured."""
+"""Trains a small drafter, from data and a target to a measured checkpoint."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def train_drafter(
     """Train a small drafter for ``target`` and write it to the folder ``out``.
 
     It begins as the checkpoint ``begin``, or as some of the target's layers. An interrupted
-    training in ``out`` goes on. The result is of the parameters that were written; only the first
-    process has served figures. The target may be ``opened`` already.
+    training in ``out`` goes on. The result describes the parameters that were written; only the
+    first process has served figures. The target may be ``opened`` already.
     """
     with held(out):
         context = data.about.context
@@ -87,7 +87,7 @@ def train_drafter(
         samples = data.read(states=True).share(options.share)
         config = config_of(checkpoint, begin, options.layers, options.neurons)
         trainee = drafter_trainee(checkpoint, samples, config, options.rank, context)
-        if options.own:  # answers that are new each time
+        if options.own:  # its answers are new each time
             trainee = trainee._replace(lessons=0)
         room = check_training(trainee, checkpoint, plan, out)
         small = (
@@ -97,7 +97,7 @@ def train_drafter(
         )
         if options.rank:
             add_low_rank(small.module, options.rank, options.alpha, plan.seed)
-        ids = min(known, small.config["vocab_size"])  # some are only there to round the number
+        ids = min(known, small.config["vocab_size"])  # some only round the number up
         whole = None if ids == known else np.arange(ids)
         teacher = Teacher(model, context, (), whole, room, stored=True)
         task = DistillTask(

@@ -1,4 +1,4 @@
-"""Trains a head, from data and a target to a checkpoint that was measured."""
+"""Trains a head, from data and a target to a measured checkpoint."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from .targets import Target, open_target
 from .teacher import Teacher
 
 WORK, BEGUN = "training", "begun"
-"""The folder of a training inside a head's, and in it the folder of the head that it began as."""
+"""The training's folder inside the head's; inside it, the folder of the head that it began as."""
 SERVED_PROMPTS, SERVED_TOKENS = 8, 64
 """Held-out prompts that a trained head is served with, and tokens of each answer."""
 CHECKED = 4
 """Held-out samples on which a trained head is compared with the served one."""
 RATE, BATCH = 2e-3, 512
-"""Learning rate and tokens of a batch unless others are given."""
+"""Default learning rate, and default number of tokens in a batch."""
 MOST_IDS = 32768
-"""Ids that a new EAGLE-3 head drafts at most."""
+"""Most ids that a new EAGLE-3 head drafts."""
 
 
 class Method(NamedTuple):
@@ -122,7 +122,7 @@ class Trained(NamedTuple):
 
 
 def about_training(kind: str, target: Path, begin: Path | None, data: DataFolder) -> dict[str, Any]:
-    """Return what a training is of; its folder goes on only with the same."""
+    """Return what identifies a training; its folder is resumed only with the same."""
     return {
         "kind": kind, "target": str(target), "begin": None if begin is None else str(begin),
         "data": [shard.sha256 for shard in data.shards],
@@ -131,10 +131,10 @@ def about_training(kind: str, target: Path, begin: Path | None, data: DataFolder
 
 @contextmanager
 def held(out: Path) -> Iterator[PartialState]:
-    """Hold the folder of a training; of several processes the first one does.
+    """Lock the folder of a training, in the first process if there are several.
 
-    Yields the state of this process. Raises ConfigError: another training holds it, or it has
-    something else.
+    Yields the state of this process. Raises ConfigError: another training has locked it, or it has
+    other contents.
     """
     check_out(out, f"{WORK}/{RUN}", (CONFIG, MANIFEST))
     state = PartialState(cpu=on_cpu())
@@ -155,8 +155,8 @@ def train_head(
     """Train a head for ``target`` and write it to the folder ``out``.
 
     It begins as the head in the folder ``begin``, or as a new one. An interrupted training in
-    ``out`` goes on. The result is of the parameters that were written; only the first process has
-    served figures. The target may be ``opened`` already.
+    ``out`` goes on. The result describes the parameters that were written; only the first process
+    has served figures. The target may be ``opened`` already.
     """
     with held(out) as state:
         method, context = METHODS[kind], data.about.context
@@ -170,7 +170,7 @@ def train_head(
         samples, begun = data.read(states=True).share(options.share), out / WORK / BEGUN
         with state.main_process_first():
             new = None
-            # One that another command began, which has no training yet, is begun anew.
+            # A head that another command created but did not train is created again.
             stale = state.is_main_process and not (out / WORK / RUN).exists()
             if begin is None and (stale or not (begun / CONFIG).exists()):
                 new = chosen_head(kind, target, model, samples, plan.seed, options)
@@ -207,9 +207,9 @@ def train_head(
 def served_on(
     samples: Samples, target: Path, model: Model, out: Path, depth: int, data: DataFolder
 ) -> list[Served]:
-    """Return what the drafter in ``out`` gives on a few held-out prompts, and write it into it.
+    """Measure the drafter in ``out`` on a few held-out prompts; write the figures and return them.
 
-    Nothing if fewer than two are short, which have no interval.
+    Returns nothing if fewer than two prompts are short enough, since they have no interval.
     """
     context = data.about.context
     tokens = min(SERVED_TOKENS, context // 2)

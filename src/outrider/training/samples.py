@@ -1,7 +1,7 @@
 """Samples to train on: token ids and loss masks, in shards with checksums.
 
 A data folder has ``data.json`` and shards of safetensors. A shard is written whole or not at all,
-and listed once it is written, so that an interrupted run goes on behind the last one.
+and listed once it is written, so that an interrupted run resumes after the last one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .states import HIDDEN, KNOWN, TYPES, States, StoredStates
 
 VERSION = 1
 MANIFEST, CONFIG = "data.json", "config.json"
-"""What a data folder has, and what a checkpoint has."""
+"""The files that mark a data folder and a checkpoint."""
 HELD_OUT = 20
-"""About one prompt in so many is held out."""
+"""About one prompt in this many is held out."""
 HOTTEST = 100.0
 """The highest temperature."""
 COLUMNS = {"offsets": np.int64, "tokens": np.int32, "said": np.bool_, "prompts": np.int64}
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
 
 
 class StatesFile(NamedTuple):
-    """A file of the target's states behind a layer: the SHA-256 of its bytes."""
+    """A file of the target's states after a layer: the SHA-256 of its bytes."""
 
     layer: int
     sha256: str
@@ -65,7 +65,7 @@ class Shard(NamedTuple):
     """A file of samples: its name, the SHA-256 of its bytes, and what it holds.
 
     Its samples are of the prompts from ``first`` up to ``stop``. The target's ``states`` along them
-    lie in files by layer.
+    are in one file for each layer.
     """
 
     file: str
@@ -78,13 +78,13 @@ class Shard(NamedTuple):
     states: tuple[StatesFile, ...] = ()
 
     def states_file(self, layer: int) -> str:
-        """Return the name of the file with the states behind a layer."""
+        """Return the name of the file with the states after a layer."""
         return f"states-{layer}-{self.file}"
 
 
 @dataclass(frozen=True)
 class About:
-    """The source of samples, and their options; a folder goes on only with the same."""
+    """The source and options of samples; a folder is resumed only with the same."""
 
     target: str
     vocab_size: int
@@ -186,7 +186,7 @@ class DataFolder:
             return _digest(part)
 
     def read(self, states: bool = False) -> Samples:
-        """Return all samples, which are read once, with the target's ``states`` if they are wanted.
+        """Return all samples, reading them once, with the target's ``states`` if they are wanted.
 
         Raises ConfigError: a shard is missing or its checksum differs, or there are no samples.
         """
@@ -209,7 +209,7 @@ class DataFolder:
     def _checked(self, name: str, digest: str) -> Path:
         """Return a file of the folder. Raises ConfigError: it is missing or was changed."""
         file = self.folder / name
-        try:  # of a pipe nothing is read: it may never end
+        try:  # a pipe is not read: it may never end
             same = file.is_file() and _digest(file) == digest
         except OSError:
             same = False
@@ -218,7 +218,7 @@ class DataFolder:
         return file
 
     def _samples_in(self, file: Path, states: Mapping[int, Path]) -> list[Sample]:
-        """Return the samples in a shard. Raises ValueError, LookupError: it is of another form."""
+        """Return the samples in a shard. Raises ValueError, LookupError: it is malformed."""
         found = read_header(file)
         columns = [found[name].read() for name in COLUMNS]
         offsets, tokens, said, prompts = columns
@@ -246,7 +246,7 @@ def _stored(
 ) -> tuple[dict[int, Entry], Sequence[bool]]:
     """Return the states in the files of a shard, by layer, and which samples have them.
 
-    Raises ValueError, LookupError: they are of another form.
+    Raises ValueError, LookupError: they are malformed.
     """
     found = {layer: read_header(file) for layer, file in files.items()}
     known: Sequence[bool] = [False] * samples
@@ -282,9 +282,9 @@ def _digest(file: Path) -> str:
 
 
 def check_out(out: Path, begun: str, others: Sequence[str]) -> None:
-    """Raise ConfigError: a folder to write is a file, or has ``others`` before it was ``begun``.
+    """Raise ConfigError if ``out`` is a file, or has one of ``others`` but not ``begun``.
 
-    So a target, a head or data that ``out`` names by mistake stays as it is.
+    This protects a target, a head or data that ``out`` names by mistake.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is no folder; give a new one.")
@@ -318,7 +318,7 @@ class Samples:
         return sum(int(sample.said.sum()) for sample in self.train)
 
     def share(self, share: float) -> Samples:
-        """Return the samples with only the first ``share`` of those to train on."""
+        """Return the first ``share`` of the samples to train on, and all held-out ones."""
         kept = self.train[: max(1, round(share * len(self.train)))]
         return Samples([*kept, *self.held_out])
 

@@ -1,7 +1,7 @@
-"""Has a chat model write prompts itself: it continues what stands before a user's words.
+"""Lets a chat model write prompts itself: it continues the text before a user's words.
 
 Xu et al., "Magpie: Alignment data synthesis from scratch by prompting aligned LLMs with nothing",
-2024. A third is about code, half of that without a template, as editors send it.
+2024. A third are about code, half of these without a template, as editors send them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import ConfigError, RequestError
 from ..llm import LLM
 
 PLACE = "\ufdd2"
-"""Stands for a user's words; a noncharacter, which Unicode keeps for programs."""
+"""Placeholder for a user's words; a noncharacter, which Unicode reserves for programs."""
 BLOCK = 256
 TOKENS = 160
 """Most tokens of a prompt; longer ones are left out."""
@@ -33,7 +33,7 @@ class Opening(NamedTuple):
     raw: bool = False
 
     def prompt(self, text: str, ended: bool) -> Item | None:
-        """Return the prompt that the target completed with ``text``, None if it is of no use."""
+        """Return the prompt that the target completed with ``text``, None if it is unusable."""
         whole = self.words + text
         if not (ended or self.code) or len(whole.strip()) < LEAST:
             return None
@@ -51,7 +51,7 @@ OPENINGS = (
     Opening("import", code=True, raw=True),
     Opening("from typing import List\n\n\ndef", code=True, raw=True),
 )
-"""Openings, which prompts take turns at."""
+"""Openings, which prompts use in turn."""
 
 
 def before_a_user(llm: LLM) -> str:
@@ -72,10 +72,10 @@ def write_prompts(
     llm: LLM, count: int, context: int, seed: int, told: Callable[[int, int], None],
     enough: Callable[[float], bool],
 ) -> list[Item]:  # fmt: skip
-    """Return ``count`` different prompts that the target wrote; ``told`` gets how many there are.
+    """Return ``count`` different prompts that the target wrote; ``told`` gets the count so far.
 
-    They leave room in the ``context``. They are fewer where it is ``enough``, which gets how many
-    tokens the target has written for each. Raises ConfigError: it hardly writes any.
+    They leave room in the ``context``. Writing stops early if ``enough``, called with the tokens
+    that the target has written for each prompt, is true. Raises ConfigError: hardly any are usable.
     """
     template, encode, codec = before_a_user(llm), llm.inputs.encode, llm.inputs.codec
     assert codec is not None  # it has written the template

@@ -1,4 +1,4 @@
-"""Measures acceptance as it is served: a drafter beside plain decoding, in the engine itself."""
+"""Measures acceptance as it is served: a drafter against plain decoding, in the engine itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..models.base import Model
 from .samples import Samples
 
 ROUNDS = 3
-"""Passes over all prompts, of which speeds are medians."""
+"""Passes over all prompts; speeds are medians of them."""
 SLOW = 30.0
-"""Seconds of a pass of plain decoding from which one is enough, for all drafters together."""
+"""If a pass of plain decoding takes more seconds, one is enough, shared by all drafters."""
 MOST_PROMPTS = 24
 
 
@@ -32,8 +32,8 @@ class Served(NamedTuple):
 
     ``acceptance_length`` is of all drafts, with a 95 % interval over prompts; ``lengths`` are those
     of each prompt. ``acceptance_rate`` is accepted / drafted. ``speedup`` is over plain decoding,
-    one request at a time, the median of rounds; of slow targets there is one round, and plain
-    decoding is that of the first drafter.
+    one request at a time, the median of rounds. Slow targets have one round, and all drafters share
+    its plain decoding.
     """
 
     temperature: float
@@ -81,7 +81,7 @@ class Serving:
         temperatures: Sequence[float],
         rounds: int | None = None,
     ) -> list[Served]:
-        """Return what a drafter gives with drafts of ``length``, at each temperature.
+        """Return a drafter's figures with drafts of ``length``, at each temperature.
 
         Raises TrainingError: an output differs from plain decoding's, which must not happen.
         """
@@ -89,7 +89,7 @@ class Serving:
         return [self._in_turn(llm, [length], heat, rounds)[0] for heat in temperatures]
 
     def compare(self, drafter: Path, lengths: Sequence[int]) -> list[Served]:
-        """Return what a drafter gives with drafts of each of ``lengths``, at temperature 0.
+        """Return a drafter's figures with drafts of each of ``lengths``, at temperature 0.
 
         They take turns, so that their speeds can be compared. Raises as ``measure`` does.
         """
@@ -98,7 +98,7 @@ class Serving:
     def _in_turn(
         self, llm: LLM, lengths: Sequence[int], temperature: float, rounds: int | None
     ) -> list[Served]:
-        """Return what each length gives; plain decoding and all lengths take turns.
+        """Return the figures of each length; plain decoding and all lengths take turns.
 
         Raises ConfigError: no output has a second token.
         """
@@ -131,7 +131,7 @@ class Serving:
 
 
 def _served(temperature: float, plain: Sequence[Pass], drafted: Sequence[Pass]) -> Served:
-    """Return the figures of passes with a drafter beside plain ones."""
+    """Return the figures of passes with a drafter, compared with plain ones."""
     counts = total(state.counts for state in drafted[0].states)
     lengths = [
         1 + state.counts.accepted / max(1, state.counts.drafts) for state in drafted[0].states

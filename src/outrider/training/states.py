@@ -17,7 +17,7 @@ HIDDEN, KNOWN = "hidden", "known"
 """The tensors of a file of states: [tokens, width], and for each sample whether it has any."""
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 TYPES = {"BF16": BF16, "F32": FP32}
-"""The types of states, as files name them: the last layer's are fp32, since logits follow."""
+"""The types of states, by their names in files; logits are computed from the last layer's fp32."""
 
 
 def usual_layers(count: int) -> tuple[int, int, int]:
@@ -33,18 +33,18 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 def kept_layers(count: int, wanted: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the layers whose outputs are kept: those ``wanted``, and the last, for the logits.
 
-    A new head's are wanted unless others are.
+    By default the layers of a new head are wanted.
     """
     return tuple(sorted({*(wanted or usual_layers(count)), count - 1}))
 
 
 def state_bytes(layers: Sequence[int], width: int) -> int:
-    """Return the bytes of a token's states behind ``layers``, of which one is the last."""
+    """Return the bytes of a token's states after ``layers``, one of which is the last."""
     return (BF16.itemsize * (len(layers) - 1) + FP32.itemsize) * width if layers else 0
 
 
 class States(Protocol):
-    """The states of a sample behind some layers."""
+    """The states of a sample after some layers."""
 
     @property
     def layers(self) -> Sequence[int]:
@@ -97,10 +97,10 @@ class StoredStates(NamedTuple):
 
 
 class StateTap:
-    """Keeps the states of sequences as an engine decodes them, whoever drafts.
+    """Keeps the states of sequences as an engine decodes them, with any drafter.
 
-    The engine must not share prefixes, so that it runs every row of each sequence. Of ``layers``
-    the greatest is the target's last.
+    The engine must not share prefixes, so that it runs every row of each sequence. The greatest of
+    ``layers`` is the target's last.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class StateTap:
         self._counts: dict[str, int] = {}
 
     def observe(self, record: StepRecord) -> None:
-        """Take in the rows of a step that are committed."""
+        """Keep the states of a step's committed rows."""
         states = record.states
         assert states is not None
         rows: list[int] = []
@@ -127,7 +127,7 @@ class StateTap:
         begin = 0
         for item, end in zip(batch, ends, strict=True):
             name = item.sequence.id
-            if item.start == 0:  # its first rows, or computed anew
+            if item.start == 0:  # its first rows, or recomputed ones
                 self._parts[name], self._counts[name] = [], 0
             if self._counts.get(name) == item.start:
                 self._parts[name].append([each[begin:end] for each in taken])
@@ -135,9 +135,9 @@ class StateTap:
             begin = end
 
     def take(self, request: str, tokens: int) -> HeldStates | None:
-        """Return the states of a request of so many ``tokens``, and forget them.
+        """Return the states of a request of ``tokens`` tokens, and forget them.
 
-        None if any is missing, the last token's apart.
+        None if any is missing, except the last token's.
         """
         name = f"{request}/0"
         parts, count = self._parts.pop(name, []), self._counts.pop(name, 0)

@@ -42,7 +42,7 @@ def open_target(folder: Path, data: DataFolder) -> Target:
 
 
 def _check_tokenizer(checkpoint: Checkpoint, data: DataFolder) -> None:
-    """Raise ConfigError: data's ids mean other text, where its own target is still there."""
+    """Raise ConfigError if the data's ids mean other text; not checked if its target is gone."""
     source = Path(data.about.target)
     files, other = Files(source), Files(checkpoint.folder)
     if not source.exists() or source.samefile(checkpoint.folder):

@@ -27,9 +27,9 @@ PAGE_SIZE = 16
 ROOM = 0.4
 """Most memory for lessons, as a share of what is free."""
 NEAR = 0.05
-"""Most difference of kept states from those that the target computes, relative to their norm."""
+"""Largest difference of kept states from those that the target computes, relative to their norm."""
 KNOWN_IDS = 128
-"""Likeliest ids whose probabilities are kept of each distribution."""
+"""Number of likeliest ids whose probabilities are kept, for each distribution."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Teacher:
 
     ``layers`` are those whose outputs are wanted, -1 for the embedding. ``ids`` int64 are those
     that a drafter knows, None for all. Up to ``room`` bytes of lessons are kept for later epochs,
-    in main memory, where the target runs, too. States that samples come with are taken, if they are
-    ``stored`` ones of this target, which the first sample that has any must prove.
+    in main memory, where the target also runs. If ``stored``, the states that samples come with are
+    used; those of the first such sample must match what the target computes.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Teacher:
         return lesson.to(torch.get_default_device())
 
     def _taught(self, sample: Sample) -> Lesson:
-        """Return the lesson of a sample, computed anew."""
+        """Return the lesson of a sample, from its stored states if they can be used."""
         tokens = sample.tokens[: self.context].tolist()
         said = np.flatnonzero(sample.said[1 : len(tokens)])
         if self._output is not None and sample.states is not None:
@@ -137,7 +137,7 @@ class Teacher:
         self, tokens: list[int], said: NDArray[np.int64], states: Sequence[Tensor],
         parts: list[tuple[Tensor, Tensor, Tensor]],
     ) -> Lesson:  # fmt: skip
-        """Return a lesson of ``states`` by layer, and of what ``_likeliest`` returned."""
+        """Return a lesson from ``states`` by layer, and from what ``_likeliest`` returned."""
         if not parts:
             parts.append(self._likeliest(torch.empty(0, self.model.shape.vocab_size)))
         ids, log_p, best = (torch.cat(each) for each in zip(*parts, strict=True))

@@ -1,4 +1,4 @@
-"""The audit of somebody's server: does it say what its model says, speculation or not?"""
+"""The audit of a server: does it emit what its model emits, with or without speculation?"""
 
 from .audit import SAMPLES, verify_endpoint
 from .outcome import Column, EndpointReport, Result, Status, Verdict

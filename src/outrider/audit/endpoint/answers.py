@@ -12,18 +12,18 @@ from typing import Any
 from ...base.outside.text import well_formed
 from ...errors import EndpointError, shown
 
-NAMED_TOKENS = 5  # whose log probability is asked for, the most that OpenAI's completions name
+NAMED_TOKENS = 5  # tokens with log probabilities, the most that OpenAI's completions allow
 PARTIAL_TEXT = re.compile(r".*\ufffd.*|bytes:(\\x[0-9a-fA-F]{2})+", re.DOTALL)
-"""Servers' ways to write a token that is part of a character; one may be written both ways."""
+"""How servers write a token that is part of a character; a token may be written both ways."""
 SPECIAL_TEXT = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
-"""Names that tokens without text have: a token that ends an answer is not shown."""
+"""Names of tokens without text: a token that ends an answer is not shown."""
 NOT_OPENAI = "{} answers with something that is not OpenAI's ({}); is it the right address?"
-SUM_ROUNDING = 0.01  # by how much probabilities may sum to more than 1, as rounded ones do
+SUM_ROUNDING = 0.01  # by how much rounded probabilities may sum to more than 1
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token: its text, and its id where the server says that."""
+    """A token: its text, and its id if the server reports that."""
 
     text: str
     id: int | None = None
@@ -41,7 +41,7 @@ class Token:
         return self.id is not None or not self.partial
 
     def same(self, other: Token) -> bool:
-        """Return whether two tokens are the same, by id where both have one."""
+        """Return whether two tokens are the same, by id if both have one."""
         if self.id is not None and other.id is not None:
             return self.id == other.id
         return self.clear and other.clear and self.text == other.text
@@ -55,19 +55,19 @@ class Law:
     p: tuple[float, ...]
 
     def tells(self, token: Token) -> bool:
-        """Return whether the token would be known here: by its id, or by a text of its own."""
+        """Return whether the token could be identified here, by its id or by a text of its own."""
         by_id = token.id is not None and all(own.id is not None for own in self.tokens)
         return by_id or not token.partial
 
     def rank(self, token: Token) -> int | None:
-        """Return the token's index; None if it is not among the named that can be told apart."""
+        """Return the token's index; None if it is not among the identifiable named ones."""
         same = (i for i, own in enumerate(self.tokens) if own.clear and own.same(token))
         return next(same, None)
 
 
 @dataclass(frozen=True)
 class EndpointCompletion:
-    """An answer; what is not told is None. ``law`` is that of the first of ``tokens``."""
+    """An answer; what the server does not report is None. ``law`` is that of the first token."""
 
     text: str
     finish_reason: str | None = None
@@ -80,7 +80,7 @@ class EndpointCompletion:
 
 
 def law_of(pairs: list[tuple[Token, Any]]) -> Law:
-    """Return the law of tokens and their log probabilities. Raises ValueError: they are none."""
+    """Return the law of tokens and their log probabilities. Raises ValueError: they are invalid."""
     named = []
     for token, value in pairs:
         if type(value) not in (int, float) or not value <= SUM_ROUNDING:
@@ -97,7 +97,7 @@ def law_of(pairs: list[tuple[Token, Any]]) -> Law:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a body. Raises ValueError: it is none."""
+    """Return the JSON of a body. Raises ValueError: it is not JSON."""
     try:
         return json.loads(body, strict=False)  # errors quote lines as they are
     except (ValueError, RecursionError, MemoryError):
@@ -139,7 +139,7 @@ def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> EndpointCompletion
 
 
 def message(body: bytes, where: str) -> tuple[str, str | None]:
-    """Return text and finish reason of an answer of a chat, or raise as ``completions``."""
+    """Return text and finish reason of a chat's answer, or raise as ``completions`` does."""
     try:
         choice = parsed(body)["choices"][0]
         text, reason = choice["message"]["content"], choice.get("finish_reason")
@@ -159,7 +159,7 @@ def _dict(value: Any, name: str) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    """Return token ids; None unless they are that."""
+    """Return token ids; None if the value is something else."""
     if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
         return None
     return tuple(value)
@@ -168,11 +168,11 @@ def _ids(value: Any) -> tuple[int, ...] | None:
 def _logprobs(
     logprobs: Any, ids: tuple[int, ...] | None
 ) -> tuple[tuple[Token, ...] | None, Law | None, tuple[float | None, ...]]:
-    """Return the tokens, the law of the first, and log probabilities; None if not told."""
+    """Return the tokens, the law of the first, and log probabilities; None if not reported."""
     if logprobs is None:
         return None, None, ()
     logprobs = _dict(logprobs, "logprobs")
-    if isinstance(logprobs.get("content"), list):  # as in chats; llama.cpp answers so
+    if isinstance(logprobs.get("content"), list):  # the form of chats, which llama.cpp uses
         entries = [_dict(entry, "a log probability") for entry in logprobs["content"]]
         tokens = tuple(_token(entry.get("token"), entry.get("id")) for entry in entries)
         values = [entry.get("logprob") for entry in entries]

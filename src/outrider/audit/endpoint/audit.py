@@ -1,9 +1,9 @@
-"""Audits a server with OpenAI's API: does it say what its model says?
+"""Audits a server with OpenAI's API: does it emit what its model emits?
 
-Greedy tokens and the frequencies of sampled ones are compared with what a reference says about the
-same contexts. A server drafts from an answer's second token on, so first and later tokens have
-tests of their own. Limits, stop strings, samples, seeds and structured output are tried as they are
-meant.
+Greedy tokens and the frequencies of sampled ones are compared with a reference's probabilities in
+the same contexts. A server drafts from an answer's second token on, so first and later tokens are
+tested separately. Limits, stop strings, samples, seeds and structured output are checked against
+their meaning.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from .source import (
 
 FALSE_ALARM = 1e-6  # probability of any false alarm of the law tests of an audit
 URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
-LEFT_ALARM = FALSE_ALARM / 2  # what is left of it where later tokens are not told
-SAMPLES = 512  # answers to each set of options
+LEFT_ALARM = FALSE_ALARM / 2  # what is left of it if later tokens are not reported
+SAMPLES = 512  # answers for each set of options
 GREEDY_TOKENS = 32  # tokens of a greedy answer
 FORMED_ANSWERS = 16  # structured answers
 FEWEST_SAMPLES = 64
@@ -128,14 +128,14 @@ class _Audit:
         return results
 
     def _plain(self) -> plain.Plain | None:
-        """Return the same server without drafts, which gives whole answers; None if unknown."""
+        """Return the same server without drafts, if it gives whole answers; else None."""
         source = self.reference
         if isinstance(source, WithoutSpeculation) and not self.server.has_switch:
             return None
         return source if isinstance(source, AuditedServer | WithoutSpeculation) else None
 
     async def _check(self, name: str, check: Check) -> list[Result]:
-        """Return the results of a check, each with the tokens that were drafted meanwhile."""
+        """Return the results of a check, each with the number of tokens drafted during it."""
         self.progress(f"checking {name}")
         before = await scrape(self.server.client)
         results = await self._results(name, check)
@@ -185,7 +185,7 @@ class _Audit:
 
 
 def _drafted(told: dict[str, Any]) -> int | None:
-    """Return the tokens that a server drafted by its metrics; None where they do not tell."""
+    """Return how many tokens a server's metrics say it drafted; None if they do not say."""
     if "NOT ACTIVE" in told["spec_decode_source"]:
         return 0
     drafted = told.get("spec_decode_draft_tokens")
@@ -240,13 +240,13 @@ def verify_endpoint(
 
     Args:
         reference: the address of another server with the same model, or a checkpoint (folder, GGUF
-            file or hub name) to be run plainly here. None is the server itself: with speculation
-            off if it is Outrider's, else asked for one token at a time.
-        model: its name at the endpoint; None takes the first that is listed.
+            file or hub name) to be run here without drafts. None takes the server itself: with
+            speculation off if it is Outrider's, else asked for one token at a time.
+        model: its name at the endpoint; None takes the first listed one.
         key: sent to both servers as a bearer token.
-        laws: names of the sets of sampling options whose law is tested; all unless given.
+        laws: names of the sets of sampling options whose law is tested; all by default.
         samples: answers to each set of sampling options, 64 to 1,000,000; more show smaller errors.
-        seconds: begin no request after so long; what was not done is inconclusive.
+        seconds: begin no request after this time; checks left undone are inconclusive.
         seed: 0 and up; None takes a fresh one, which the report shows.
         progress: called with each new activity.
 

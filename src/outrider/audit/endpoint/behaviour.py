@@ -34,7 +34,7 @@ NAMED_SCHEMA: dict[str, Any] = {
     }
 }
 QUESTION = "Name a colour and say whether it is warm. Answer with JSON."
-FORMED_TOKENS = 96  # tokens in which a formed answer has to end
+FORMED_TOKENS = 96  # tokens within which a formed answer must end
 PATTERN = "[0-9]{3}-[0-9]{4}"
 GRAMMAR = 'root ::= [0-9] [0-9] [0-9] "-" [0-9] [0-9] [0-9] [0-9]'
 REGEXES: tuple[dict[str, Any], ...] = (
@@ -43,7 +43,7 @@ REGEXES: tuple[dict[str, Any], ...] = (
     {"regex": PATTERN},
     {"grammar": GRAMMAR},
 )
-"""Servers' names of it: vLLM, vLLM before 0.12, SGLang, and llama.cpp, which has a grammar only."""
+"""Servers' fields for it: vLLM, vLLM before 0.12, SGLang, and llama.cpp, with a grammar only."""
 PROBES = 3
 TIE_NATS = 0.25  # largest gap that bfloat16 logits from another batch may bridge
 ENDED = "the end"
@@ -84,7 +84,7 @@ async def stops(
         if word in answer.text:
             trials += 1
             wrong.append(f"{answer.text!r} with stop {word!r}")
-        elif text.startswith(answer.text):  # else rounding led elsewhere
+        elif text.startswith(answer.text):  # else rounding led to another answer
             trials += 1
             if answer.text != text[: text.index(word)] or answer.finish_reason != "stop":
                 wrong.append(f"{answer.text!r} ({answer.finish_reason}) with stop {word!r}")
@@ -94,7 +94,7 @@ async def stops(
 async def samples(
     server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], alpha: float
 ) -> Result:  # fmt: skip
-    """Check that ``n`` gives so many answers, not copies of one."""
+    """Check that ``n`` gives ``n`` answers, not copies of one."""
     name = "n"
     answers = await together(
         server.choices(prompt.text, 4, n=SAMPLES, temperature=1.0) for prompt in prompts
@@ -114,7 +114,7 @@ async def samples(
 
 
 async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator) -> list[Result]:
-    """Check that a seed repeats an answer, alone and among others, and that it matters."""
+    """Check that a seed repeats an answer, alone and among others, and has an effect."""
     numbers = [int(one) for one in rng.integers(1, 2**31, SEEDS)]
 
     async def ask(**seed: int) -> str:
@@ -139,7 +139,7 @@ async def seeds(server: AuditedServer, prompt: Prompt, rng: np.random.Generator)
 
 
 def valid(text: str) -> bool:
-    """Return whether a text is what ``SCHEMA`` asks for."""
+    """Return whether a text follows ``SCHEMA``."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -192,7 +192,7 @@ async def regex(server: AuditedServer, count: int) -> Result:
 
 
 def _formed(name: str, answers: Sequence[tuple[str, str | None]], right: Sequence[bool]) -> Result:
-    """Return the check of formed answers; those that are cut by their limit are not judged."""
+    """Return the check of formed answers; answers cut off by their limit are not judged."""
     wrong, trials = [], 0
     for (text, reason), good in zip(answers, right, strict=True):
         if reason != "length" or good:
@@ -200,12 +200,12 @@ def _formed(name: str, answers: Sequence[tuple[str, str | None]], right: Sequenc
             if not good:
                 wrong.append(repr(text[:80]))
     if not trials and answers and not any(text.lstrip().startswith("{") for text, _ in answers):
-        wrong, trials = [repr(text[:80]) for text, _ in answers], len(answers)  # nothing forms it
+        wrong, trials = [repr(text[:80]) for text, _ in answers], len(answers)  # none was formed
     return counted(name, wrong, trials, "answers", "every answer has its form")
 
 
 def spread(laws: Laws, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts by how uncertain their first tokens are, the most uncertain first."""
+    """Return prompts ordered by how uncertain their first tokens are, most uncertain first."""
 
     def surest(prompt: Prompt) -> float:
         law = laws.get(AnswerContext(prompt, ()))
@@ -217,7 +217,7 @@ def spread(laws: Laws, prompts: Sequence[Prompt]) -> list[Prompt]:
 async def greedy(
     server: AuditedServer, laws: Laws, prompts: Sequence[Prompt], length: int
 ) -> tuple[Result, list[EndpointCompletion]]:
-    """Return the check of each token behind the tokens before it, and the greedy answers."""
+    """Return the check of each token given the tokens before it, and the greedy answers."""
     answers = await together(
         server.complete(prompt.given, length, temperature=0.0, **server.telling)
         for prompt in prompts
@@ -241,7 +241,7 @@ def _result(judged: list[tuple[AnswerContext, Token, Law]]) -> Result:
     for context, token, law in judged:
         best = law.tokens[0]
         if not law.tells(token) or not (token.clear or best.clear):
-            continue  # which of those that cannot be told apart it was is not known
+            continue  # it is one of several tokens that cannot be told apart
         trials += 1
         if best.same(token):
             continue
@@ -287,7 +287,7 @@ def told(laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointComple
 async def _by_text(
     laws: Laws, prompts: Sequence[Prompt], answers: Sequence[EndpointCompletion], length: int
 ) -> Result:
-    """Compare texts, where tokens or log probabilities are not told."""
+    """Compare texts, for servers that do not report tokens or log probabilities."""
     source = laws.source
     step_by_step = isinstance(source, WithoutSpeculation) and not source.server.has_switch
 

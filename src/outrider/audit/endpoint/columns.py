@@ -1,4 +1,4 @@
-"""Four verdicts about drafts, each from the checks of an audit that bear on it."""
+"""Four verdicts about drafts, each from the checks of an audit that concern it."""
 
 from collections.abc import Callable, Sequence
 
@@ -39,7 +39,7 @@ def _as_plain(result: Result) -> bool:
 
 
 def _column(name: str, results: Sequence[Result], shows: Callable[[Result], bool]) -> Column:
-    """Return a verdict; only a result that ``shows`` it makes it hold."""
+    """Return a verdict; it holds only if some result ``shows`` it."""
     drafted = max((r.drafted for r in results if r.drafted is not None), default=None)
     wrong = [r for r in results if r.status in (Status.FAILED, Status.DIFFERS)]
     right = [r for r in results if r.status is Status.PASSED and shows(r)]

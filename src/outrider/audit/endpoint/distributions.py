@@ -12,13 +12,13 @@ from .answers import NAMED_TOKENS, EndpointCompletion, Law, Token
 from .sampling import CELLS, Cells, Sampling, expected, unaffected
 from .source import Given, PromptSource, RefusedRequest, TimeLimit, TimeUp, together
 
-END_TOKEN = Token("")  # stands for the token that ended an answer: which one it was is not told
-LAWS_AT_ONCE = 64  # laws between two looks at the clock
+END_TOKEN = Token("")  # the token that ended an answer; servers do not report which one
+LAWS_AT_ONCE = 64  # laws between two checks of the clock
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its text, its ids where the server tells them, its number of tokens likewise."""
+    """A prompt: its text, and its ids and number of tokens if the server reports them."""
 
     text: str
     ids: tuple[int, ...] | None = None
@@ -26,7 +26,7 @@ class Prompt:
 
     @property
     def given(self) -> Given:
-        """The prompt as it is sent: its ids where they are known."""
+        """The prompt as it is sent: its ids if they are known."""
         return self.text if self.ids is None else self.ids
 
 
@@ -38,7 +38,7 @@ class AnswerContext(NamedTuple):
 
     @property
     def given(self) -> Given | None:
-        """The context as a prompt; None where it cannot be put so that it means these tokens."""
+        """The context as a prompt; None if no prompt is sure to mean these tokens."""
         ids = [token.id for token in self.tokens if token.id is not None]
         if self.prompt.ids is not None and len(ids) == len(self.tokens):
             return (*self.prompt.ids, *ids)
@@ -58,7 +58,7 @@ class Laws:
         return self._known.get(context)
 
     async def fetch(self, contexts: Iterable[AnswerContext]) -> None:
-        """Ask for laws, until the time is over."""
+        """Ask for laws until the time is up."""
         new = [context for context in dict.fromkeys(contexts) if context not in self._known]
         for start in range(0, len(new), LAWS_AT_ONCE):
             some = new[start : start + LAWS_AT_ONCE]
@@ -79,12 +79,12 @@ class Laws:
         count, read = context.prompt.count, answer.prompt_tokens
         if count is None or read is None or not isinstance(given, str):
             return answer.law
-        # Unless the lengths agree, the text reads as other tokens.
+        # Unless the lengths agree, the text is tokenised differently.
         return answer.law if read == count + len(context.tokens) else None
 
 
 def draw_of(prompt: Prompt, answer: EndpointCompletion) -> AnswerContext:
-    """Return an answer's tokens; where only its text is told, it has to be of one token."""
+    """Return an answer's tokens; if only its text is reported, it must be a single token."""
     tokens = answer.tokens
     if tokens is None:
         tokens = (Token(answer.text),) if answer.text else ()
@@ -94,7 +94,7 @@ def draw_of(prompt: Prompt, answer: EndpointCompletion) -> AnswerContext:
 
 
 async def fetch_along(laws: Laws, draws: Sequence[AnswerContext], length: int, most: int) -> None:
-    """Fetch laws of contexts that were drawn from, the ``most`` frequent at each depth."""
+    """Fetch laws of contexts with draws, the ``most`` frequent ones at each depth."""
     for depth in range(1, length):
         counts: Counter[AnswerContext] = Counter(
             AnswerContext(draw.prompt, draw.tokens[:depth])
@@ -110,7 +110,7 @@ Biased = dict[Prompt, Token]  # by prompt, the token that logit_bias is tried on
 
 @dataclass(frozen=True)
 class ObservedDraws:
-    """Draws beside their laws, [contexts, CELLS]; ``ignored`` if the options had no effect."""
+    """Draws and their laws, [contexts, CELLS]; ``ignored`` are the laws without the options."""
 
     contexts: list[AnswerContext]
     laws: Cells
@@ -127,7 +127,7 @@ def observe(
         places = range(1, len(draw.tokens)) if later else range(min(1, len(draw.tokens)))
         for at in places:
             if at and not draw.tokens[at - 1].clear:
-                continue  # whether an answer ended there is not known, see ``draw_of``
+                continue  # it is not known whether an answer ended there, see ``draw_of``
             drawn[AnswerContext(draw.prompt, draw.tokens[:at])].append(draw.tokens[at])
     contexts, rows = [], []
     for context, tokens in drawn.items():

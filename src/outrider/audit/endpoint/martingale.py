@@ -11,8 +11,8 @@ number l, with x_t = 1 if draw t falls into A and p_t its probability,
     sum over t of  l x_t - log(1 + p_t (e^l - 1)).
 
 Sets are all sets of ranks, the tokens above a few probabilities, and those that an option makes
-rarer; the largest exponent over sets and a grid of l counts, by the union bound. Where p_t is known
-up to ``ROUNDING`` only, its value that makes the exponent smallest is taken.
+rarer; the largest exponent over sets and a grid of l counts, by the union bound. Where p_t is only
+known up to ``ROUNDING``, the value that makes the exponent smallest is taken.
 
 *Apart*: errors differ from context to context. In each one, counts c of draws are judged by the
 Bayes factor of a Dirichlet prior around the law p against p itself,
@@ -42,10 +42,10 @@ _POWERS = 2.0 ** (np.arange(-10, 9) / 2)
 GRID = np.concatenate((_POWERS, -_POWERS))
 GRID_SHARE = 0.96  # of the best l's exponent, reached by the nearest: 1 - (2^(1/4) - 1)^2
 WEIGHTS = np.array([2.0, 8.0, 32.0, 128.0])
-ROUNDING = 0.01  # by which a probability may be off where arithmetic depends on the batch
-SLACK_NATS = 0.005  # nats a draw that such a server may be off
-SIMULATIONS = 40  # simulations of a size of errors, to find the one that is visible
-HALVINGS = 7  # halvings of the range in which that size is looked for
+ROUNDING = 0.01  # error of a probability if arithmetic depends on the batch
+SLACK_NATS = 0.005  # error of such a server, in nats per draw
+SIMULATIONS = 40  # simulations of each size of errors, to find the smallest visible one
+HALVINGS = 7  # bisections of the range of sizes
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Comparison:
     """Draws against their laws; ``alike`` or ``apart`` above 0 is an error.
 
     Both are exponents over their thresholds. ``ranks`` is the set of ranks that deviates most,
-    ``seen`` and ``due`` its shares; ``worst`` the context that deviates most, and the cell that
-    came too often there. A draw that is ``excluded`` had no probability, an error at once. The
+    ``seen`` and ``due`` its shares; ``worst`` the context that deviates most, and the cell that is
+    too frequent there. A draw that is ``excluded`` had probability 0, which is always an error. The
     visible total variations would have been seen with 90 % probability.
     """
 
@@ -111,7 +111,7 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
 
 
 def visible_alike(draws: int, alpha: float) -> float:
-    """Return the total variation that shows, by Hoeffding, if it is alike in all contexts."""
+    """Return the total variation that shows if it is alike in all contexts (Hoeffding)."""
     share = math.sqrt(_threshold(alpha) / (2 * GRID_SHARE * draws))
     return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED_PROBABILITY) / (2 * draws)))
 
@@ -119,7 +119,7 @@ def visible_alike(draws: int, alpha: float) -> float:
 def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
     """Return the mean total variation that shows if each context prefers a token of its own.
 
-    By simulation with a fixed seed: shares of the draws, halved again and again, go to that token.
+    By simulation with a fixed seed: the share of draws moved to that token is found by bisection.
     """
     rng = np.random.default_rng(0)
     scaled = laws / laws.sum(1, keepdims=True)
@@ -154,7 +154,7 @@ def _threshold(alpha: float) -> float:
 
 
 class _Factors:
-    """Bayes factors of draws from the laws of contexts; excluded cells count nothing."""
+    """Bayes factors of draws from the laws of contexts; excluded cells are not counted."""
 
     def __init__(self, laws: Cells) -> None:
         self._allowed = laws > 0

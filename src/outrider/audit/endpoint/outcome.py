@@ -18,12 +18,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One check: its name, its status, and what was seen, or why nothing was.
+    """One check: its name, its status, and what was observed, or why nothing was.
 
     ``samples`` counts the tokens, answers or pairs that were compared; ``detects`` is the smallest
-    error that so many would have shown with 90 % probability, ``visible`` the same from 0 to 1.
-    ``drafted`` counts the tokens that the server says it drafted meanwhile. What ``DIFFERS`` is no
-    error: another draw from the same law.
+    error that they would have shown with 90 % probability, ``visible`` the same from 0 to 1.
+    ``drafted`` counts the tokens that the server says it drafted meanwhile. ``DIFFERS`` is no
+    error: it is another draw from the same law.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Result:
         return self.status is Status.FAILED
 
 
-MISSED_PROBABILITY = 0.1  # with which an error of the size that is called visible goes unseen
+MISSED_PROBABILITY = 0.1  # probability that an error of visible size is missed
 
 
 def share(trials: int) -> float:
-    """Return the rate of errors of which ``trials`` would have shown one with 90 % probability."""
+    """Return the rate of errors at which ``trials`` would show one with 90 % probability."""
     return 1.0 if trials == 0 else 1 - MISSED_PROBABILITY ** (1 / trials)
 
 
 def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:
-    """Return the result of trials: ``wrong`` says what each wrong one showed."""
+    """Return the result of trials; ``wrong`` describes each wrong one."""
     if not trials:
         return Result(name, Status.INCONCLUSIVE, f"no {unit} could be judged")
     rate = share(trials)
@@ -71,7 +71,7 @@ class Verdict(StrEnum):
 class Column:
     """One property: its verdict, the evidence or the witness, and the tokens drafted.
 
-    ``drafted`` is of the check with the most; None where the server does not tell it.
+    ``drafted`` is that of the check with the most; None if the server does not report it.
     """
 
     name: str

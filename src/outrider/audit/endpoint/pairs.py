@@ -1,10 +1,10 @@
-"""Tests whether two servers draw texts from one law, where neither tells a probability.
+"""Tests whether two servers draw texts from one law, if neither reports probabilities.
 
 Answers are compared in pairs, one of each server. While both follow one law, either order of a pair
-is equally likely, whatever the law is. A bet on the order, by the counts of the pairs before, is
+is equally likely, whatever the law is. A bet on the order, based on the counts of earlier pairs, is
 therefore a martingale with mean 1: it exceeds 1 / alpha with probability alpha at most (Ville
-1939), however many pairs there are. Texts are often all different, so that their beginnings are
-compared, too: there is a martingale for each length, and their mean is one as well.
+1939), however many pairs there are. Often all texts differ, so their beginnings are compared, too:
+each length has a martingale, and the mean of these is a martingale as well.
 """
 
 import math
@@ -17,9 +17,9 @@ from .outcome import MISSED_PROBABILITY
 
 Pair = tuple[int, str, str]  # the number of a prompt, the one's answer to it, the other's
 LENGTHS = (4, 8, 12, 16, 10_000)  # characters of a text that are compared
-UNSEEN = 2.0  # what a text counts before it was seen
-SIMULATIONS = 20  # simulations of a size of errors, to find the one that is visible
-HALVINGS = 6  # halvings of the range in which that size is looked for
+UNSEEN = 2.0  # initial count of an unseen text
+SIMULATIONS = 20  # simulations of each size of errors, to find the smallest visible one
+HALVINGS = 6  # bisections of the range of sizes
 
 
 def evidence(pairs: Sequence[Pair]) -> float:
@@ -47,10 +47,10 @@ def _exponents(pairs: Sequence[Pair], length: int) -> list[float]:
 
 
 def visible(pairs: Sequence[Pair], alpha: float) -> float:
-    """Return the total variation that so many pairs show if each prompt prefers a text of its own.
+    """Return the total variation that these pairs show if each prompt prefers a text of its own.
 
-    By simulation with a fixed seed: a share of the one's answers, halved again and again, goes to
-    one text of each prompt.
+    By simulation with a fixed seed: the share of one server's answers that is moved to one text of
+    each prompt is found by bisection.
     """
     rng = np.random.default_rng(0)
     texts: defaultdict[int, list[str]] = defaultdict(list)

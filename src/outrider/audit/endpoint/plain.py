@@ -1,7 +1,7 @@
 """Checks of a server that drafts against the same server without drafts, which is called plain.
 
-Plain is asked twice, alone and among others, before anything is held against the server: what plain
-itself does not repeat says nothing about drafts.
+Plain is asked twice, alone and among other requests, before the server is judged: what plain itself
+does not repeat says nothing about drafts.
 """
 
 import math
@@ -33,7 +33,7 @@ T = TypeVar("T")
 SEEDS_A_PROMPT = 2
 LAW_TOKENS = 4  # tokens of an answer whose text is compared
 LAW_PROMPTS = 2  # prompts of those answers
-TRIED = 16  # answers of plain to each prompt, by which these prompts are chosen
+TRIED = 16  # plain's answers to each prompt, from which these prompts are chosen
 SEEDS = 2**31
 FORMED = 0  # the seed of the first sampled answer with a form
 
@@ -50,12 +50,12 @@ class Plain(Protocol):
 
 
 async def in_turn(calls: Iterator[Awaitable[T]]) -> list[T]:
-    """Return all results; each call waits for the one before, so that it has no company."""
+    """Return all results; each call waits for the one before, so that it runs alone."""
     return [await call for call in calls]
 
 
 def repeats(alone: Sequence[object], crowd: Sequence[object]) -> str:
-    """Return how often plain repeats itself, in words."""
+    """Return a sentence on how often plain repeats itself."""
     same = sum(one == two for one, two in zip(alone, crowd, strict=True))
     return f"plain repeats itself among others in {same} of {len(alone)}"
 
@@ -63,7 +63,7 @@ def repeats(alone: Sequence[object], crowd: Sequence[object]) -> str:
 async def greedy(
     server: AuditedServer, plain: Plain, laws: Laws, prompts: Sequence[Prompt], length: int
 ) -> Result:  # fmt: skip
-    """Check that greedy answers are plain's, but for ties and what plain does not repeat."""
+    """Check that greedy answers equal plain's, except for ties and what plain does not repeat."""
 
     def ask(source: Plain, prompt: Prompt) -> Awaitable[EndpointCompletion]:
         return source.complete(prompt.given, length, temperature=0.0, **server.telling)
@@ -95,7 +95,7 @@ async def greedy(
 async def _gap(
     laws: Laws, prompt: Prompt, mine: EndpointCompletion, due: EndpointCompletion
 ) -> float | None:
-    """Return by how many nats plain prefers its token where two answers part; None if unknown."""
+    """Return by how many nats plain prefers its token where answers diverge; None if unknown."""
     one, two = draw_of(prompt, mine).tokens, draw_of(prompt, due).tokens
     if mine.tokens is None or due.tokens is None:
         return None
@@ -115,7 +115,7 @@ async def _gap(
 async def seeds(
     server: AuditedServer, plain: Plain, prompts: Sequence[Prompt], rng: np.random.Generator
 ) -> Result:
-    """Tell whether a seed gives plain's answer: more than a right law asks for."""
+    """Check whether a seed gives plain's answer, which the right law alone does not require."""
     name = "seed, as plain"
     asked = [(p, int(rng.integers(1, SEEDS))) for p in prompts for _ in range(SEEDS_A_PROMPT)]
 
@@ -142,7 +142,7 @@ async def seeds(
 
 @dataclass(frozen=True)
 class Form:
-    """A form of answers, by one of the ways in which servers take it."""
+    """A form of answers, in one of the ways in which servers accept it."""
 
     name: str
     chat: bool
@@ -157,7 +157,7 @@ class Form:
 
 
 def matches(text: str) -> bool:
-    """Return whether a text is what ``PATTERN`` asks for."""
+    """Return whether a text matches ``PATTERN``."""
     return re.fullmatch(PATTERN, text) is not None
 
 
@@ -170,7 +170,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "regex": tuple(Form(next(iter(fields)), False, fields, matches) for fields in REGEXES),
 }
-"""By form: the ways to ask for it, of which the first that has an effect in plain is taken."""
+"""For each form the ways to ask for it; the first one with an effect in plain is used."""
 
 
 async def forms(server: AuditedServer, plain: Plain, prompts: Sequence[Prompt]) -> list[Result]:
@@ -223,7 +223,7 @@ async def law(
     server: AuditedServer, plain: Plain, prompts: Sequence[Prompt], count: int,
     rng: np.random.Generator, alpha: float,
 ) -> Result:  # fmt: skip
-    """Check that sampled texts are as frequent as plain's, where probabilities are not told."""
+    """Check that sampled texts are as frequent as plain's, if probabilities are not reported."""
 
     async def ask(source: Plain, prompt: Prompt) -> str:
         fields = {"temperature": 1.0, "seed": int(rng.integers(1, SEEDS))}
@@ -231,7 +231,7 @@ async def law(
 
     tried = [await together(ask(plain, p) for _ in range(TRIED)) for p in prompts]
     varied = {at: kinds for at, some in enumerate(tried) if (kinds := len(set(some))) > 1}
-    # Neither sure, so that drafts matter, nor so varied that no text comes again.
+    # Not so certain that drafts hardly matter, nor so varied that no text repeats.
     chosen = sorted(varied, key=lambda at: abs(varied[at] - TRIED // 2))[:LAW_PROMPTS]
     name = "law, as plain"
     if not chosen:
@@ -253,7 +253,7 @@ async def law(
 
 
 def _most(seen: Sequence[pairs.Pair]) -> str:
-    """Return the text whose frequencies differ most, in words."""
+    """Return a sentence on the text whose frequencies differ most."""
     texts = {(prompt, text) for prompt, *both in seen for text in both}
 
     def counts(key: tuple[int, str]) -> tuple[int, int]:

@@ -21,14 +21,14 @@ from .outcome import Result, Status
 from .sampling import Sampling, expected, plain
 from .source import AuditedServer, RefusedRequest, TimeUp, together
 
-ANSWERS_A_TURN = 32  # answers to one set of options before the next set has its turn
+ANSWERS_A_TURN = 32  # answers for one set of options before the next set's turn
 DRAWING_SHARE = 0.7  # share of the time for drawing; laws are asked for in the rest
-FEWEST_DRAWS = 50  # draws below which nothing is said
+FEWEST_DRAWS = 50  # draws below which there is no verdict
 ANSWER_TOKENS = 5  # tokens of an answer
 PROMPTS = 2  # prompts for each set of options
-ANSWERS_FOR_A_LAW = 2  # answers for each law that may be asked for, by depth
+ANSWERS_FOR_A_LAW = 2  # answers per law that may be asked for, at each depth
 SEEDS = 2**31
-LEAST_EFFECT = 0.05  # least effect, as total variation, that makes a prompt worth its draws
+LEAST_EFFECT = 0.05  # least effect on a prompt, as total variation, that is worth drawing for
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Sampled:
     async def run(self) -> list[Result]:
         first = [AnswerContext(prompt, ()) for prompt in self.prompts]
         await self.laws.fetch(first)
-        # Penalties act behind a first token: a prompt is worth it if its likeliest may come again.
+        # Penalties act after a first token: a prompt is useful if its likeliest token may repeat.
         known = [(one, law) for one in first if (law := self.laws.get(one)) is not None]
         if not known:
             self.server.clock.check()
@@ -82,7 +82,7 @@ class Sampled:
         return SamplingTrial(sampling, chosen(self.laws, prompts, sampling, self.biased, PROMPTS))
 
     async def _draw(self, trials: list[SamplingTrial]) -> None:
-        """Take answers in turns, so that a limit of time leaves some to each set of options."""
+        """Take answers in turns, so that each set of options has some if time runs out."""
         clock = self.server.clock
         until = clock.left() * (1 - DRAWING_SHARE)
         for start in range(0, self.answers, ANSWERS_A_TURN):
@@ -165,7 +165,7 @@ class Sampled:
 def effect(
     laws: Laws, prompt: Prompt, before: tuple[Token, ...], sampling: Sampling, biased: Biased
 ) -> float:
-    """Return how far options move a law, or how far it is spread; 0 where it is not known."""
+    """Return how far options move a law, or how spread it is; 0 if it is not known."""
     law = laws.get(AnswerContext(prompt, before))
     cells = expected(law, sampling, before, biased.get(prompt)) if law is not None else None
     if law is None or cells is None:
@@ -187,13 +187,13 @@ def chosen(
         after = () if law is None else (law.tokens[0],)
         first = effect(laws, prompt, (), sampling, biased)
         second = effect(laws, prompt, after, sampling, biased)
-        # Draws behind the likeliest token are as many as the token is likely.
+        # The share of draws after the likeliest token is that token's probability.
         scores[prompt] = first + 2 * second * (0 if law is None else law.p[0])
     ranked = sorted(prompts, key=lambda prompt: -scores[prompt])
     return [prompt for prompt in ranked[:most] if scores[prompt] > LEAST_EFFECT] or ranked[:1]
 
 
 def ranks(got: Comparison) -> str:
-    """Return which ranks deviate most, in words."""
+    """Return a phrase on the ranks that deviate most."""
     names = ", ".join(str(rank) for rank in got.ranks)
     return f"tokens of rank {names}: {got.seen:.1%} of draws, due {got.due:.1%}"

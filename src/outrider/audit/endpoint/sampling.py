@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from .answers import NAMED_TOKENS, Law, Token
 
 Cells = NDArray[np.float64]
-CELLS = NAMED_TOKENS + 1  # told apart: the ranks of the named tokens, and all others
-CLOSE_SHARE = 0.2  # distance to a threshold, in proportion, within which rounding may decide
+CELLS = NAMED_TOKENS + 1  # the ranks of the named tokens, and all other tokens together
+CLOSE_SHARE = 0.2  # relative distance to a threshold within which rounding may decide
 CLOSE_PROBABILITY = 0.05  # the same for a sum of probabilities
-RARE_PROBABILITY = 1e-6  # least of tokens that are not named, which rounding may have taken
+RARE_PROBABILITY = 1e-6  # least probability of unnamed tokens, which rounding may hide
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of a request; each set tests one of them, so that they need no order."""
+    """Options of a request; each set tests only one, so that their order does not matter."""
 
     name: str
     temperature: float = 1.0
@@ -31,7 +31,7 @@ class Sampling:
     bias: float = 0.0
 
     def fields(self, biased: Token | None) -> dict[str, Any]:
-        """Return temperature, which has no common default, and what is not at its default."""
+        """Return the temperature, which has no common default, and options not at their default."""
         default, own = Sampling(""), ("name", "bias")
         fields = {k: v for k, v in vars(self).items() if k not in own and v != getattr(default, k)}
         if self.bias and biased is not None:
@@ -73,10 +73,10 @@ def plain(law: Law) -> Cells:
 def expected(
     law: Law, sampling: Sampling, before: Sequence[Token], biased: Token | None = None
 ) -> Cells | None:
-    """Return the cells' probabilities under the options, [CELLS]; None where they are not known.
+    """Return the cells' probabilities under the options, [CELLS]; None if they are not known.
 
-    That is where a token stands so near a threshold that rounding decides, or tokens that are not
-    named may count. Where an option only reweighs, the law is that given one of the named tokens.
+    They are unknown if a token is so near a threshold that rounding decides, or if unnamed tokens
+    may matter. If an option only reweighs, the law is conditional on the named tokens.
     """
     p = np.array(law.p)
     clear = np.array([token.clear for token in law.tokens])
@@ -110,7 +110,7 @@ def _padded(weights: Cells) -> Cells:
 
 
 def _kept(p: Cells, sampling: Sampling) -> NDArray[np.bool_] | None:
-    """Return which named tokens a truncation keeps; None where that is not certain."""
+    """Return which named tokens a truncation keeps; None if that is not certain."""
     if sampling.top_k:
         k = sampling.top_k
         if len(p) <= k or p[k] > (1 - CLOSE_SHARE) * p[k - 1]:
@@ -122,7 +122,7 @@ def _kept(p: Cells, sampling: Sampling) -> NDArray[np.bool_] | None:
         return None if near.any() or p[-1] >= least else p >= least
     before = np.concatenate(([0.0], p.cumsum()[:-1]))
     near = np.abs(p.cumsum() - sampling.top_p) < CLOSE_PROBABILITY
-    # Tokens of like probability may change places at the threshold.
+    # Tokens of similar probability may swap places at the threshold.
     last = int((before < sampling.top_p).sum()) - 1
     swaps = last + 1 < len(p) and p[last + 1] > (1 - CLOSE_SHARE) * p[last]
     if near.any() or swaps or math.fsum(p) < sampling.top_p:

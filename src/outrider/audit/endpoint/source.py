@@ -24,7 +24,7 @@ NEUTRAL_FIELDS = {
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "return_token_ids": True,
 }  # fmt: skip
-"""Fields that keep a server's own defaults away, where it knows them."""
+"""Fields that override a server's own defaults, if it knows the fields."""
 
 
 class RefusedRequest(EndpointError):
@@ -45,7 +45,7 @@ class TimeLimit:
         return self._end - time.monotonic()
 
     def check(self) -> None:
-        """Raise ``TimeUp`` if none are."""
+        """Raise ``TimeUp`` if no time is left."""
         if self.left() <= 0:
             raise TimeUp
 
@@ -55,7 +55,7 @@ class Breakdown(EndpointError):
 
 
 class PromptSource(Protocol):
-    """Completes prompts, with fields of ``/v1/completions``; as a reference it drafts nothing."""
+    """Completes prompts, with fields of ``/v1/completions``; a reference drafts nothing."""
 
     @property
     def name(self) -> str: ...
@@ -77,7 +77,7 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class AuditedServer:
-    """A server with OpenAI's API at a URL; without a ``model`` it is asked for one."""
+    """A server with OpenAI's API at a URL; if ``model`` is None, the server is asked for one."""
 
     def __init__(
         self, url: str, model: str | None, key: str | None, clock: TimeLimit | None = None
@@ -94,11 +94,11 @@ class AuditedServer:
 
     @property
     def telling(self) -> dict[str, Any]:
-        """The field that has the tokens of an answer told, where the server tells them."""
+        """The field that asks for an answer's tokens, if the server reports them."""
         return {"logprobs": 1} if self.tells_tokens else {}
 
     async def open(self) -> None:
-        """Learn the model, which fields are known, what is told, if there is a switch; or raise."""
+        """Find the model, the known fields, what is reported, and any switch; or raise."""
         self.model = self.model or await self.client.model()
         for fields in (PLAIN_FIELDS | NEUTRAL_FIELDS, PLAIN_FIELDS):
             self.fields = dict(fields)
@@ -113,7 +113,7 @@ class AuditedServer:
         self.has_switch = await self._find_switch()
 
     async def _find_switch(self) -> bool:
-        """Return True if there is Outrider's switch; others refuse the path, or answer any path."""
+        """Return True if there is Outrider's switch; others refuse the path, or answer any."""
         path = "/v1/speculation"
         answer = await self._patiently(path)
         failed = answer.status >= 500 and answer.status not in REFUSAL_CODES
@@ -142,8 +142,8 @@ class AuditedServer:
     async def post(self, path: str, body: dict[str, Any]) -> tuple[bytes, str]:
         """Return an answer's body, and the address that gave it.
 
-        Raises RefusedRequest: the server takes no such request; Breakdown: it fails at it;
-        EndpointError: nobody answers, or the key is refused; TimeUp.
+        Raises RefusedRequest: the server does not accept it; Breakdown: the server fails at it;
+        EndpointError: there is no answer, or the key is refused; TimeUp.
         """
         answer = await self._patiently(path, {"model": self.model, **self.fields, **body})
         where = self.name + path
@@ -179,7 +179,7 @@ class WithoutSpeculation:
 
     @property
     def name(self) -> str:
-        """Return how nothing is drafted, which is known once the server is open."""
+        """Return how drafting is avoided, which is known once the server is open."""
         if self.server.has_switch:
             return "the server, with speculation off"
         return "the server, one token a request, so that nothing is drafted"
@@ -190,7 +190,7 @@ class WithoutSpeculation:
         return await self.server.complete(prompt, tokens, **fields)
 
     async def chat(self, text: str, tokens: int, **fields: Any) -> tuple[str, str | None]:
-        """Return text and finish reason of an answer of a chat, which the switch keeps plain."""
+        """Return text and finish reason of a chat's answer, with speculation switched off."""
         return await self.server.chat(text, tokens, speculation={"enabled": False}, **fields)
 
     async def close(self) -> None:
@@ -210,7 +210,7 @@ class Local:
         await self._llm.start()
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> EndpointCompletion:
-        """Return the completion; of the fields the options of ``SamplingParams`` count."""
+        """Return the completion; only fields that are options of ``SamplingParams`` are used."""
         from ...params import SamplingParams
 
         params = SamplingParams(max_tokens=tokens, **fields)
@@ -236,7 +236,7 @@ class Local:
 
 
 def _reason(body: bytes) -> str:
-    """Return what an error's body says, on one line."""
+    """Return the message in an error's body, as one line."""
     with suppress(ValueError, LookupError, TypeError):
         value = parsed(body)
         error = value.get("error", value) if isinstance(value, dict) else value

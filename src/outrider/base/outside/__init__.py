@@ -1,5 +1,5 @@
 """Readers of untrusted data: texts, documents and answers over HTTP, each bounded.
 
-Each failure is one OutriderError: what is wrong, where, what to do. This package imports nothing of
-Outrider's but errors and limits.
+Each failure is one OutriderError: what is wrong, where, what to do. Of Outrider, this package
+imports only errors and limits.
 """

@@ -64,7 +64,7 @@ class Answer:
 
 
 def address(url: str, what: str = "endpoint") -> Address:
-    """Return the parts of a URL, http without a scheme; ``what`` names it where it is refused."""
+    """Return the parts of a URL, http without a scheme; errors call it ``what``."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
@@ -94,8 +94,8 @@ def call(
 
     The ``key`` is sent as a bearer token, to this host only. ``seconds`` is the limit for the whole
     call: name, connection, TLS, head, body; ``limit`` that of the body's bytes. ``tls`` replaces
-    the system's certificate authorities. ``take`` gets the parts of a successful body as they come;
-    the answer's body then stays empty.
+    the system's certificate authorities. ``take`` is called with the parts of a successful body as
+    they arrive; the answer's body then stays empty.
 
     Raises ConfigError: the address or the key is malformed; EndpointError: no answer comes in time,
     or it is not HTTP, too long, or a redirect.
@@ -133,7 +133,7 @@ def _taken(
     came: httpx.Response, there: Address, deadline: Deadline, limit: int,
     take: Callable[[bytes], None] | None,
 ) -> Answer:  # fmt: skip
-    """Return the answer once all of its body is here; refuse redirects and what is too long."""
+    """Return the answer once its whole body is here; refuse redirects and too long bodies."""
     head = [len(name) + len(value) for name, value in came.headers.raw]
     if len(head) > MOST_HEADERS or sum(head) > MOST_HEADER_BYTES:
         raise EndpointError(f"{there.place} answers with too many headers; check the address.")
@@ -146,7 +146,7 @@ def _taken(
     body, size = bytearray(), 0
     if take is None or not came.is_success:
         take = body.extend
-    for part in came.iter_raw():  # as it was sent: a small compressed body may have gigabytes
+    for part in came.iter_raw():  # undecoded: a small compressed body may unpack to gigabytes
         take(part)
         size += len(part)
         if size > limit:

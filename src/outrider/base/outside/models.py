@@ -1,4 +1,4 @@
-"""Documents of known form, checked by pydantic, with our sentences on what is wrong."""
+"""Checks documents of known form with pydantic, with error messages of our own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {
     "tuple": "a list", "list": "a list", "dict": "a table", "model": "a table",
     "dataclass": "a table", "finite": "a finite number",
 }  # fmt: skip
-"""By the first word of pydantic's name of a problem: what belongs there."""
+"""What is expected, keyed by the first word of pydantic's error type."""
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 FIELDS = ("model_fields", "__dataclass_fields__", "_fields")
 """The fields of a model, of a dataclass and of a named tuple."""
@@ -43,7 +43,7 @@ class DataPart:
 def checked(kind: type[T], document: Any, what: str) -> T:
     """Return a document as an object of ``kind``, a ``Part`` or a dataclass.
 
-    ``what`` names it where it is refused, as in "The policy guard.toml".
+    Errors call it ``what``, as in "The policy guard.toml".
     """
     try:
         # Strict JSON turns lists into tuples and texts into enums, and converts nothing else.
@@ -62,7 +62,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def check_fields(owner: Any) -> None:
-    """Refuse a dataclass of which a field is not as its annotation says."""
+    """Refuse a dataclass with a field that does not match its annotation."""
     model = _model_of(owner.__class__)
     try:
         model.model_validate({name: getattr(owner, name) for name in model.model_fields})

@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends requests to one server over as many kept connections as run at once.
+    """Sends requests to one server, over one kept connection per concurrent request.
 
     ``url`` may end in ``/v1``. ``key`` is sent as a bearer token. ``more`` bytes are allowed beyond
     ``MOST_BYTES``.
@@ -155,10 +155,10 @@ class Client:
         return f"{head}\r\n".encode() + data
 
     async def send(self, request: bytes) -> StampedAnswer:
-        """Return the answer to encoded bytes; raise EndpointError where none comes.
+        """Return the answer to encoded bytes; raise EndpointError if there is none.
 
-        Servers end idle connections: where a kept one brought no byte of an answer, the request is
-        sent once more, over a new connection.
+        Servers end idle connections: if a kept one ends before any byte of an answer, the request
+        is sent once more, over a new connection.
         """
         while self._idle:
             connection = self._idle.pop()

@@ -16,7 +16,7 @@ EXPONENTIAL = "exponential"
 
 @dataclass(frozen=True)
 class Closed:
-    """So many requests at once; the first ones start evenly spread over ``ramp`` seconds."""
+    """``concurrency`` requests at once; their starts are evenly spread over ``ramp`` seconds."""
 
     concurrency: int
     ramp: float = 0.0
@@ -28,11 +28,11 @@ class Closed:
 
 @dataclass(frozen=True)
 class Open:
-    """Requests are sent when they are due, whatever became of those before.
+    """Requests are sent when they are due, whether or not earlier ones have ended.
 
     Gaps are gamma-distributed with mean 1 / rate and shape ``burstiness``: 1 is a Poisson process,
-    below 1 is burstier, infinity even. An infinite rate sends all at once. ``end`` is the rate at
-    the last request, reached along a line, or by a constant factor where ``exponential``.
+    below 1 is burstier, infinity is evenly spaced. An infinite rate sends all at once. ``end`` is
+    the rate at the last request, reached linearly, or geometrically if ``exponential``.
     """
 
     rate: float
@@ -103,7 +103,7 @@ def load_trace(file: str) -> Trace:
 
     A line is a number of seconds, or an object whose ``timestamp`` is in milliseconds, as in the
     traces that Mooncake published. Raises ConfigError: the file cannot be read, or a line is
-    neither.
+    malformed.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")

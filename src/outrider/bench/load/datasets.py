@@ -1,4 +1,4 @@
-"""Prompts of a load: from files, bundled workloads, or made up."""
+"""Prompts of a load: from files, from bundled workloads, or made up."""
 
 import json
 import random
@@ -21,9 +21,9 @@ WORDS = tuple(map("".join, product(SYLLABLES, repeat=3)))
 
 
 def load_prompts(which: str, seed: int = 0) -> Workload:
-    """Return the data set of that name, or of that file. Raises ConfigError: it is none.
+    """Return the data set of a name or a file. Raises ConfigError: it is neither.
 
-    ``synthetic`` or ``synthetic:WORDS`` makes up prompts of so many random words (128). A .json
+    ``synthetic`` or ``synthetic:WORDS`` makes up prompts of that many random words (128). A .json
     file in ShareGPT's layout gives the first turn of each conversation; the rest is read as
     ``outrider bench --prompts`` reads it.
     """
@@ -39,7 +39,7 @@ def synthetic(words: str, seed: int) -> Workload:
     if not words.isascii() or not words.isdigit() or not 1 <= int(words[:8]) <= 1_000_000:
         raise ConfigError(f"synthetic:{words}: give 1 to 1,000,000 words, as in synthetic:256.")
     draw = random.Random(seed)
-    # So many long prompts would fill the memory.
+    # A thousand long prompts would fill the memory.
     number = min(SYNTHETIC_PROMPTS, max(1, 4_000_000 // int(words)))
     made = (" ".join(draw.choices(WORDS, k=int(words))) for _ in range(number))
     return Workload.of_prompts(SYNTHETIC, list(made))
@@ -62,7 +62,7 @@ def _sharegpt(file: str) -> Workload | None:
 
 
 def _first_turn(turns: Any) -> str:
-    """Return what the user says first, "" if the conversation begins otherwise."""
+    """Return the user's first text, "" if the conversation does not begin with the user."""
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
         return ""
     speaker = turns[0].get("from", turns[0].get("role"))

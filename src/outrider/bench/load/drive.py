@@ -12,16 +12,16 @@ from ...errors import EndpointError
 from .arrivals import Closed, Open, Shape, Trace
 from .stream import Record, read
 
-Progress = Callable[[int, int], None]  # called with the requests that ended, and how many failed
+Progress = Callable[[int, int], None]  # called with the numbers of ended and of failed requests
 
 
 @dataclass
 class Load:
-    """The outcome of one load: ``records`` of requests that ended, in order of their ends.
+    """The outcome of one load: ``records`` of finished requests, in the order they ended.
 
     It lasted from ``start``, when the first request was due, to the ``end`` of the last one.
-    ``peak`` is the most requests at once; ``cut`` counts those that an interrupt or the end of the
-    duration cut.
+    ``peak`` is the most requests at once; ``cut`` counts those cut off by an interrupt or by the
+    end of the duration.
     """
 
     start: float
@@ -38,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """The end of a load; ``concurrency`` holds an open loop back, ``timeout`` is of a request."""
+    """The limits of a load; ``concurrency`` limits an open loop, ``timeout`` each request."""
 
     requests: int
     seconds: float | None = None
@@ -47,7 +47,7 @@ class LoadLimits:
 
 
 class Driver:
-    """Sends encoded requests in turn, by a load's shape."""
+    """Sends encoded requests one after the other, as a load's shape says."""
 
     def __init__(
         self, client: Client, requests: Sequence[bytes], limits: LoadLimits, progress: Progress
@@ -58,7 +58,7 @@ class Driver:
         self._failed = 0
 
     async def run(self, shape: Shape, seed: int) -> Load:
-        """Return the load's records; at Ctrl-C those of the requests that ended before it."""
+        """Return the load's records; after Ctrl-C those of the requests that had ended."""
         load = self.load = Load(time.perf_counter())
         work = self._closed(shape) if isinstance(shape, Closed) else self._open(shape, seed)
         try:
@@ -104,7 +104,7 @@ class Driver:
             await self._send(number, due)
 
     async def _send(self, number: int, due: float) -> None:
-        """Send one request, and keep its record unless it was given up."""
+        """Send one request, and keep its record unless it was cut off."""
         index = number % len(self.requests)
         record = Record(due, time.perf_counter(), index)
         self._running += 1

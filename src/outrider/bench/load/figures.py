@@ -115,7 +115,7 @@ def _summary(name: str, values: Any, weights: Any) -> dict[str, Any]:
 
 
 def percentile(values: Any, weights: Any, percent: float) -> float:
-    """Return numpy's percentile of values that stand for ``weights`` equal ones each."""
+    """Return numpy's percentile of values, each repeated ``weights`` times."""
     order = np.argsort(values)
     ordered, ends = values[order], np.cumsum(weights[order])
     place = percent / 100 * max(ends[-1] - 1, 0.0)

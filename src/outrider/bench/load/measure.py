@@ -1,4 +1,4 @@
-"""``measure_load``: loads a server as its options say, and reports what came of it."""
+"""``measure_load``: loads a server as its options say, and reports the results."""
 
 import asyncio
 import math
@@ -20,9 +20,9 @@ from .figures import DEFINITIONS, figures
 from .stream import Record, read
 from .watch import MachineWatch, bottleneck
 
-BYTES_OF_TOKEN = 4096  # allowed of an answer for each token; an event has a few hundred
+BYTES_OF_TOKEN = 4096  # allowed per token of an answer; an event has a few hundred
 Progress = Callable[[str, int, int, int], None]
-"""Called with a load's label, its requests that ended, that failed, and that there are in all."""
+"""Called with a load's label, and its numbers of ended, failed and all requests."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class LoadOptions:
     Attributes:
         workload: what is asked; the seed decides the order, the same for every load.
         shapes: one load each, one after the other.
-        requests: of each load; prompts come again where there are fewer.
+        requests: number in each load; prompts are reused if there are fewer.
         seconds: ends a load early.
         warm_up: unmeasured requests before each load.
-        max_concurrency: holds an open loop's requests back.
+        max_concurrency: limits an open loop's requests.
         chat: true for chat completions; None decides by the workload.
         body: further fields of each request.
         slos: limits for goodput, in milliseconds by latency.
-        detailed: a run lists every request, too.
+        detailed: whether a run also lists every request.
     """
 
     url: str
@@ -93,7 +93,7 @@ class LoadedServer:
         self.requests: list[bytes] = []
 
     async def open(self) -> None:
-        """Find the model, and see that one request is answered, or raise EndpointError."""
+        """Find the model, and check that one request is answered; or raise EndpointError."""
         options = self.options
         self.model = self.model or await self.client.model()
         base = {
@@ -119,7 +119,7 @@ class LoadedServer:
         return record.error
 
     async def run(self, shape: Shape, progress: Progress) -> dict[str, Any]:
-        """Return one load's figures; ``interrupted`` says whether it ran to its end."""
+        """Return one load's figures; ``interrupted`` is True if it did not run to its end."""
         options = self.options
         limits = LoadLimits(
             options.requests, options.seconds, options.max_concurrency, options.timeout
@@ -143,7 +143,7 @@ class LoadedServer:
         }  # fmt: skip
 
     def _head(self, shape: Shape) -> dict[str, Any]:
-        """Return what a result of vLLM's says of its load."""
+        """Return the fields in which vLLM's results describe a load."""
         options = self.options
         rate = shape.rate if isinstance(shape, Open) else math.inf
         limit = shape.concurrency if isinstance(shape, Closed) else options.max_concurrency
@@ -166,7 +166,7 @@ class LoadedServer:
 
 
 def detail(load: Load) -> dict[str, Any]:
-    """Return lists with a value a request, as ``vllm bench serve --save-detailed`` has them."""
+    """Return lists with a value for each request, as in ``vllm bench serve --save-detailed``."""
     return {
         "input_lens": [r.prompt_tokens for r in load.records],
         "output_lens": [r.output_tokens for r in load.records],
@@ -186,7 +186,7 @@ async def _measure(options: LoadOptions, progress: Progress) -> list[dict[str, A
         for shape in options.shapes:
             try:
                 runs.append(await server.run(shape, progress))
-            except asyncio.CancelledError:  # before the load itself; those before it are reported
+            except asyncio.CancelledError:  # during warm-up; earlier loads are reported
                 if not runs:
                     raise
                 runs[-1]["interrupted"] = True
@@ -201,15 +201,15 @@ def measure_load(options: LoadOptions, progress: Progress = lambda *_: None) -> 
     """Load a server and return the report: ``runs``, a dict of figures each, and ``definitions``.
 
     A run has the keys of ``vllm bench serve --save-result`` and further ones. Ctrl-C ends the load,
-    and what was measured is reported. Raises ConfigError: an option is wrong; EndpointError: the
-    server is down, or does not speak OpenAI's API.
+    and what was measured so far is reported. Raises ConfigError: an option is wrong; EndpointError:
+    the server is down, or does not speak OpenAI's API.
     """
     runs = asyncio.run(_measure(options, progress))
     return report_of(runs, [options])
 
 
 def report_of(runs: list[dict[str, Any]], tests: Sequence[LoadOptions]) -> dict[str, Any]:
-    """Return runs with what is to be said of them."""
+    """Return the report of runs: the runs, warnings and definitions."""
     warnings = [WARNING] if tests[0].workload.name == SYNTHETIC else []
     if tests[0].body.get("ignore_eos"):
         warnings.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...base.plots import NAME_SPACE, Series, line_chart
 
-DRAWN_RUNS = 6  # runs of which latencies by percentile and tokens over time are drawn
+DRAWN_RUNS = 6  # most runs whose latencies by percentile and tokens over time are drawn
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em;
        color: #222; background: #fff }
@@ -20,7 +20,7 @@ dt { font-weight: 600; font-family: monospace }
 
 
 def number(value: Any) -> str:
-    """Return a figure as people read it, a dash for none."""
+    """Return a figure in readable form, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -37,7 +37,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def plot(title: str, across: str, up: str, lines: dict[str, list[tuple[float, Any]]]) -> str:
-    """Return a line plot of points by name, without those that were not measured."""
+    """Return a line plot of points by name, without unmeasured ones."""
     known = {name: [at for at in line if at[1] is not None] for name, line in lines.items()}
     series = [
         Series(name, *zip(*sorted(line), strict=True)) for name, line in known.items() if line
@@ -46,7 +46,7 @@ def plot(title: str, across: str, up: str, lines: dict[str, list[tuple[float, An
 
 
 def plots(runs: Sequence[dict[str, Any]]) -> str:
-    """Return the plots: by load where there are several, by percentile, over time."""
+    """Return the plots: by load if there are several, by percentile, and over time."""
     drawn = []
 
     def by_load(key: str) -> list[tuple[float, Any]]:
@@ -79,7 +79,7 @@ COLUMNS = {
     },
     "acceptance %": "spec_decode_acceptance_rate", "length": "spec_decode_acceptance_length",
 }  # fmt: skip
-"""Of the table: heading and key. Latencies are in milliseconds."""
+"""Headings of the table and their keys. Latencies are in milliseconds."""
 
 
 def page(report: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Two sides under the same load in turns, and the interval of their ratios."""
+"""Loads two sides in turns with the same load; gives the interval of their ratios."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from .stream import message
 
 SWITCH = "/v1/speculation"
 COMPARED = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
-LEAST_ROUNDS = 6  # rounds from which on a median has an interval of 95 %
+LEAST_ROUNDS = 6  # fewest rounds for a 95 % interval of a median
 
 
 class LoadSide(NamedTuple):
-    """One of two sides: a server, in one position of its switch where the sides are these."""
+    """One of two sides: a server, with its switch on or off if that is what is compared."""
 
     name: str
     server: LoadedServer
@@ -48,7 +48,7 @@ async def _pair(
         for server in dict.fromkeys((first, second)):
             await server.open()
         for number in range(rounds):
-            # Each side goes first in every other round, so that a drift favours neither.
+            # Each side goes first in every other round, so that drift favours neither.
             for side in sides if number % 2 == 0 else sides[::-1]:
                 if side.enabled is not None:
                     await switch(first, side.enabled)
@@ -74,12 +74,12 @@ def _titled(progress: Progress, title: str) -> Progress:
 def compare(
     options: LoadOptions, other: str | None, rounds: int, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
-    """Load two sides in interleaved rounds, 6 at least, and return the report.
+    """Load two sides in interleaved rounds, at least 6, and return the report.
 
     It is that of ``measure_load`` with ``comparison``: for each load the medians over rounds of
     both sides, and of the ratio of the second to the first within a round, with its confidence
-    interval. Rounds that an interrupt cut are left out. Without the address of an ``other`` server,
-    the first one's speculation is turned off and on; it is on afterwards.
+    interval. Rounds cut off by an interrupt are left out. Without the address of an ``other``
+    server, the first one's speculation is turned off and on; it is on afterwards.
     """
     if rounds < LEAST_ROUNDS:
         raise ConfigError(f"rounds is {rounds}; give {LEAST_ROUNDS} or more for an interval.")

@@ -1,4 +1,4 @@
-"""The tokens of a streamed answer: when they arrived, and how many at once."""
+"""The tokens of a streamed answer: when they arrived, and how many together."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,17 +10,17 @@ from ...base.outside.stamped import Piece, StampedAnswer
 
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
-MOST_TOKENS = 1 << 40  # of a server's count; sums of larger ones would lose precision
+MOST_TOKENS = 1 << 40  # largest token count of a server; sums of larger ones would lose precision
 END_BYTES = 2  # kept of earlier parts, since an event's end may be split between parts
-SHOWN_CHARACTERS = 200  # most characters of a server's message in ours
+SHOWN_CHARACTERS = 200  # most characters of a server's message that ours quote
 
 
 @dataclass
 class Record:
     """One request as the client saw it, in seconds on ``time.perf_counter``.
 
-    ``due`` is when it was to be sent, ``sent`` when it was; ``times`` are those of chunks with
-    output, ``tokens`` what each held, estimated where ``counted`` is false; ``error`` says why it
+    ``due`` is when it should be sent, ``sent`` when it was; ``times`` are those of chunks with
+    output, ``tokens`` the tokens in each, estimated unless ``counted``; ``error`` says why it
     failed.
     """
 
@@ -69,7 +69,7 @@ def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
         parts.append(piece)
         tail = near = tail[-END_BYTES:] + piece
         if b"\n\n" not in near and b"\n\r\n" not in near:
-            continue  # joining a long event's parts at every part would take quadratic time
+            continue  # joining a long event's parts each time would take quadratic time
         block = b"".join(parts)
         if b"\r" in block:
             # A final "\r" may be half of a line's end.
@@ -136,7 +136,7 @@ def _count(record: Record, texts: list[int], running: list[int]) -> None:
         record.tokens = [float(step) for step in steps]
         return
     record.counted = len(texts) == record.output_tokens
-    if not record.output_tokens:  # no usage: a token a chunk is all that can be said
+    if not record.output_tokens:  # no usage: assume a token for each chunk
         record.output_tokens, record.counted = len(texts), False
     whole = sum(texts)
     share = record.output_tokens / (whole or len(texts))
@@ -147,7 +147,7 @@ def _count(record: Record, texts: list[int], running: list[int]) -> None:
 
 
 def _length(choice: dict[str, Any]) -> int:
-    """Return how many characters of output a chunk's choice has; a tool call's count, too."""
+    """Return how many characters of output a chunk's choice has, including tool calls."""
     part = choice.get("delta")
     part = choice if part is None else part
     if calls := part.get("tool_calls"):
@@ -156,7 +156,7 @@ def _length(choice: dict[str, Any]) -> int:
 
 
 def message(body: bytes) -> str:
-    """Return what a server says in an error's body, on one line."""
+    """Return the server's message in an error's body, as one line."""
     try:
         error = json.loads(body)
         error = error.get("error", error)

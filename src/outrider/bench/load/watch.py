@@ -1,6 +1,6 @@
-"""The server's machine during a load: CPU, memory, GPUs, and what their use points to.
+"""The server's machine during a load: CPU, memory, GPUs, and the likely bottleneck.
 
-Where the server runs on this machine: from /proc, and from nvidia-smi if there is one.
+If the server runs on this machine: from /proc, and from nvidia-smi if there is one.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GPU_FIELDS = "utilization.gpu,utilization.memory,memory.used,power.draw,power.limit"
 GPU_NAMES = ("gpu_percent", "gpu_memory_percent", "gpu_memory_mib", "gpu_power_watts")
-BUSY_PERCENT = 80.0  # percent of time from which on a device is busy
+BUSY_PERCENT = 80.0  # percent of time above which a device is busy
 IDLE_PERCENT = 50.0  # percent of time below which it waits
-FLAT_GROWTH = 0.35  # of the time per token with the batch, an exponent; below it memory limits
+FLAT_GROWTH = 0.35  # exponent of the time per token by batch size, below which memory is the limit
 STEEP_GROWTH = 0.75  # the growth above which compute is the limit
 
 
 class MachineWatch:
-    """Samples the server's processes and the GPUs while it is entered."""
+    """Samples the server's processes and the GPUs inside its context."""
 
     def __init__(self, client: Client) -> None:
         self._port = client.port
@@ -84,7 +84,7 @@ class MachineWatch:
             await process.wait()
 
     def report(self) -> dict[str, Any]:
-        """Return means, deviations and peaks; ``note`` says why there is nothing."""
+        """Return means, deviations and peaks; ``note`` says why there are none."""
         if not self._local:
             return {"note": "the server runs elsewhere: memory and utilisation are not known"}
         result: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def _fields(pid: int) -> list[str]:
-    """Return the fields of a process's stat behind its name."""
+    """Return the fields of a process's stat after its name."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
@@ -172,11 +172,11 @@ def usage(pids: Iterable[int]) -> tuple[float, float]:
 
 
 def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return what the figures point to, and the evidence: a hint, no proof.
+    """Return the likely bottleneck, and the evidence: a hint, no proof.
 
-    On GPUs the device's own utilisation speaks. On CPUs the time per token does: weights are read
-    once for a whole batch, so as long as memory is the limit a larger batch takes hardly longer,
-    and where compute is, it takes as much longer as it is larger.
+    On GPUs it follows from the device's utilisation. On CPUs it follows from the time per token:
+    weights are read once for a whole batch, so if memory is the limit, a larger batch takes hardly
+    longer; if compute is, its time grows with its size.
     """
     measured = [run for run in runs if run["median_tpot_ms"] is not None]
     if not measured:

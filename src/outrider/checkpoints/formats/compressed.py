@@ -3,8 +3,8 @@
 Tensors of a matrix [out, in]. "pack-quantized": ``weight_packed`` int32 [out, in * bits / 32],
 codes plus 2**(bits - 1), low bits first; ``weight_scale`` [out, groups]; ``weight_zero_point`` int8
 [out, groups], or packed along outputs as int32; ``weight_g_idx`` int32 [in]; ``weight_shape``. The
-others: ``weight`` int8 or float8 [out, in] with ``weight_scale`` by tensor, output, group or block,
-and ``weight_zero_point`` int8. Activations are never quantised here, whatever the config says.
+others: ``weight`` int8 or float8 [out, in] with ``weight_scale`` per tensor, output, group or
+block, and ``weight_zero_point`` int8. Activations are never quantised, whatever the config says.
 
 FP8 checkpoints (``quant_method`` "fp8" and "fbgemm_fp8") are dequantised at load. A matrix is
 ``weight`` float8 [out, in] times ``weight_scale_inv`` (DeepSeek, Qwen, transformers: one for each
@@ -105,7 +105,7 @@ class Compressed:
     def _scales(self, source: Tensors, name: str, shape: tuple[int, int]) -> tuple[Floats, int]:
         """Return the scales of the matrix ``name``, see ``read_scales``.
 
-        Group sizes are tried in the config's order, that of a scheme that names the matrix first.
+        Group sizes are tried in the config's order, schemes that name the matrix first.
         """
         module = name.removesuffix(".weight")
         ordered = sorted(self._schemes, key=lambda s: not any(matches(t, module) for t in s[0]))
@@ -129,12 +129,12 @@ class Compressed:
         matrix = Quantized(codes, scales, zeros, bits, group)
         if f"{name}_g_idx" in source:
             index = source.raw(f"{name}_g_idx", (inputs,))
-            if int(index.max()) >= 0:  # -1 throughout stands for no index
+            if int(index.max()) >= 0:  # all -1 means no index
                 return regrouped(source, f"{name}_g_idx", matrix, index, dtype)
         return matrix
 
     def _zeros(self, source: Tensors, name: str, shape: tuple[int, ...], bits: int) -> Codes | None:
-        """Return zeros uint8 of ``shape`` [out, groups], or None where all are the middle code."""
+        """Return zeros uint8 of ``shape`` [out, groups], or None if all are the middle code."""
         full = f"{name}_zero_point"
         if full not in source:
             return None

@@ -1,10 +1,10 @@
-"""Reads the headers of GGUF files: metadata, and where each tensor lies.
+"""Reads the headers of GGUF files: metadata, and the place of each tensor.
 
 The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The ``gguf`` package's
 reader takes several seconds for a vocabulary of 128k.
 
 A model may come in parts, ``NAME-00001-of-0000N.gguf``, as llama.cpp's ``llama-gguf-split`` writes
-them: each is a file of its own that says its number and their count, and the first has all other
+them: each is a complete GGUF file with its number and their count, and the first has all other
 metadata. The first part stands for the model.
 """
 
@@ -31,7 +31,7 @@ VERSIONS = (2, 3)
 LARGEST_UNIT = 1 << 20
 """Bound on ``general.alignment``, the unit of tensors' offsets; its default is 32."""
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
-"""Keys of a part: its number from 0, how many there are, and the tensors of all."""
+"""Keys of a part: its number from 0, the number of parts, and that of all tensors."""
 MOST_PARTS = 99_999
 """Their numbers have five digits in names."""
 PART = re.compile(rf"(.+)-(\d{{5}})-of-(\d{{5}}){re.escape(SUFFIX)}", re.DOTALL)
@@ -57,8 +57,8 @@ class StoredTensor:
 class GGUF:
     """A model's ``metadata`` by key, and its ``tensors`` by name; ``kinds`` are those of values.
 
-    ``path`` is the file, the first of ``files`` where there are several parts. A value's kind is
-    its number in the format, and for a list that of its items.
+    ``path`` is the file, the first of ``files`` if there are several parts. A value's kind is its
+    type's number in the format and, for a list, that of its items.
     """
 
     path: Path
@@ -133,7 +133,7 @@ def open_gguf(path: Path) -> GGUF:
 
 
 def _open(path: Path) -> GGUF:
-    """Return what one file holds."""
+    """Return the content of one file."""
     try:
         stored = StoredFile.at(path)
     except OSError:

@@ -21,15 +21,15 @@ from .gguf_types import Kind
 
 
 class Form(NamedTuple):
-    """The Hugging Face model that an architecture of GGUF stands for, as llama.cpp has it.
+    """The Hugging Face model that a GGUF architecture stands for, as in llama.cpp.
 
-    ``period`` is of layers: each last one of so many sees all, where the file says nothing else.
+    The last layer of each ``period`` sees all positions, unless the file says otherwise.
     """
 
     family: str
-    interleaved: bool = False  # elements i and i + 1 of a query or key head turn together
+    interleaved: bool = False  # elements i and i + 1 of a query or key head are rotated together
     period: int = 0
-    windowed: str = ""  # the family where a window is given
+    windowed: str = ""  # the family if a window is given
 
 
 FORMS = {
@@ -60,15 +60,15 @@ FORMS = {
 }
 """The architectures that are read; Mistral's are "llama" and "mistral3", Mixtral's is "llama"."""
 PARTIAL = ("phi3", "qwen35", "qwen35moe", "glm4moe")
-"""Architectures of which a part of each head turns."""
+"""Architectures that rotate a part of each head."""
 EXAONE_32B, EXAONE_WINDOW = ("exaone4", 64), 4096
-"""The model, by its layers, whose first files say nothing of its windows."""
+"""The model (by its layers) whose first files do not give its windows, and its window."""
 NEMOTRON = ("nemotron_h", "nemotron_h_moe")
-"""Architectures whose layers are one sublayer."""
+"""Architectures whose layers have one sublayer."""
 PREDICTING = ("qwen35", "exaone4", "qwen35moe", "glm4moe", "nemotron_h_moe")
-"""Architectures whose files may have MTP layers behind the others."""
+"""Architectures whose files may have MTP layers after the others."""
 BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", *NEMOTRON)
-"""Architectures whose files say how many key heads each layer has: 0 of those without attention."""
+"""Architectures whose files list each layer's number of key heads: 0 without attention."""
 MAMBA = ("granitehybrid", *NEMOTRON, "falcon-h1")
 """Architectures with Mamba-2."""
 SOFTMAX, SIGMOID, SELECTED = 1, 2, 3
@@ -77,14 +77,14 @@ MIXTURES = {
     "granitehybrid": SOFTMAX, "qwen35moe": SOFTMAX, "gpt-oss": SELECTED, "lfm2moe": SIGMOID,
     "glm4moe": SIGMOID, "nemotron_h_moe": SIGMOID,
 }  # fmt: skip
-"""Architectures whose mixtures of experts are read, and llama.cpp's numbers of how they weigh."""
+"""Architectures whose mixtures of experts are read, and llama.cpp's number for their weighing."""
 STILL_PERIOD = 4
-"""Each last one of so many layers of SmolLM3 has no rope."""
+"""The last of every this many layers of SmolLM3 has no rope."""
 WIDE_QUERIES = {("gemma2", 46), ("gemma3", 62)}
-"""Models of 27B, by their layers: heads of another size than what scales their queries."""
+"""Models of 27B, by their layers: their queries are scaled by another size than the head's."""
 SCALINGS = ("none", "linear", "yarn")
 TRAINED = [1 << power for power in range(4, 21)]
-"""Original contexts that Llama 3's scaling is tried with; Meta's models have 8192."""
+"""Original contexts that are tried for Llama 3's scaling; Meta's models have 8192."""
 GRANITE = (
     ("attention_multiplier", "attention.scale", None),
     ("embedding_multiplier", "embedding_scale", 1.0),
@@ -95,7 +95,7 @@ GRANITE = (
 
 
 def form_of(metadata: Mapping[str, Any]) -> Form:
-    """Return the form of a file's architecture; that of an unknown one is "llama"'s."""
+    """Return the form of a file's architecture; an unknown one has "llama"'s."""
     return FORMS.get(str(metadata.get("general.architecture")), FORMS["llama"])
 
 
@@ -117,7 +117,7 @@ def gguf_config(file: GGUF) -> PlainConfig:
 
 
 def _check_layers(file: GGUF, name: str, count: int) -> None:
-    """Refuse layers beyond ``count``, but those that predict tokens further on (MTP)."""
+    """Refuse layers beyond ``count``, except those for multi-token prediction (MTP)."""
     beyond: dict[int, str] = {}
     predict: set[int] = set()
     for key in file.tensors:
@@ -251,18 +251,18 @@ def _mixture(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
 
 
 def _has_bias(file: GGUF, module: str) -> bool:
-    """Return whether a module of a layer has a bias; those of other layers may not exist."""
+    """Return whether a module has a bias in any layer; some layers may lack the module."""
     return any(re.fullmatch(rf"blk\.[0-9]+\.{module}\.bias", key) for key in file.tensors)
 
 
 def _share(turning: int, head_dim: int) -> float:
-    """Return the share of a head that turns; 1 where no share gives so many elements."""
+    """Return the share of a head that is rotated; 1 if no share gives ``turning`` elements."""
     share = turning / head_dim
     return share if turning < head_dim and int(head_dim * share) == turning else 1.0
 
 
 def _num_layers(fields: Fields, name: str, blocks: int) -> int:
-    """Return the layers of a file; the last ones of its blocks may predict further tokens (MTP)."""
+    """Return the number of layers in a file; its last blocks may be MTP layers."""
     key = f"{name}.nextn_predict_layers"
     further = fields.whole(key, default=0) if name in PREDICTING else 0
     if further >= blocks:
@@ -271,7 +271,7 @@ def _num_layers(fields: Fields, name: str, blocks: int) -> int:
 
 
 def _has_rope(file: GGUF, name: str) -> bool:
-    """Return whether a Granite has a rope, which its files tell by a flag of another name."""
+    """Return whether a Granite has a rope, which a flag with another name says."""
     return bool(file.metadata.get(f"{name}.rope.scaling.finetuned", True))
 
 
@@ -283,7 +283,7 @@ def _inner(file: GGUF) -> int:
 
 
 def _attending_heads(file: GGUF, name: str) -> int:
-    """Return the key heads of layers of attention, where others have none."""
+    """Return the number of key heads of layers with attention; other layers have none."""
     key = f"{name}.attention.head_count_kv"
     given = file.metadata.get(key)
     heads = {n for n in (given if isinstance(given, list) else [given]) if n != 0}
@@ -332,14 +332,14 @@ def _qwen35(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> d
         "linear_num_key_heads": size("ssm.group_count"),
         "linear_num_value_heads": heads,
         "layer_types": _kinds(file, options["num_hidden_layers"], {"attn_q": KINDS[0]}, LINEAR),
-        "tiled_value_heads": True,  # as converters put them
+        "tiled_value_heads": True,  # the converters' order
         "rope_parameters": options["rope_parameters"]
         | {"partial_rotary_factor": _share(size("rope.dimension_count"), options["head_dim"])},
     }
 
 
 def _eps(fields: Fields, name: str) -> str:
-    """Return the end of the key of the norms' epsilon; Nemotron-H may have the other one alone."""
+    """Return the end of the key of the norms' epsilon; Nemotron-H may have only the other one."""
     usual, other = "layer_norm_rms_epsilon", "layer_norm_epsilon"
     lacks = name in NEMOTRON and f"{name}.attention.{usual}" not in fields
     return other if lacks else usual
@@ -362,7 +362,7 @@ def _check_kinds(file: GGUF, name: str, kinds: list[str]) -> None:
 
 
 def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options about layers of Mamba-2, and about what other layers are."""
+    """Return the options about Mamba-2 layers, and the kinds of the other layers."""
 
     def size(key: str) -> int:
         return fields.whole(f"{name}.ssm.{key}", 1)
@@ -401,7 +401,7 @@ def _mamba(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> di
 
 
 def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that one family has, or has otherwise."""
+    """Return the options that only one family has, or has in its own form."""
     size, heads = options["head_dim"], options["num_attention_heads"]
     layers = range(options["num_hidden_layers"])
     more: dict[str, Any] = {}
@@ -438,7 +438,7 @@ def _more(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dic
 
 
 def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options about layers that see a window, of families in which some do."""
+    """Return the options about windows, for families in which some layers have one."""
     form, layers = FORMS[name], options["num_hidden_layers"]
     usual = EXAONE_WINDOW if (name, layers) == EXAONE_32B else 0
     key = f"{name}.attention.sliding_window"
@@ -476,7 +476,7 @@ def _windows(file: GGUF, fields: Fields, name: str, options: dict[str, Any]) -> 
 
 
 def _per_model(file: GGUF, family: str) -> Fields:
-    """Return the metadata, lists of one value repeated for each layer replaced by that value."""
+    """Return the metadata; lists that repeat one value for every layer become that value."""
     own = [name for name in file.metadata if not name.startswith("tokenizer.")]
     own.extend(name for name in file.metadata if name == "tokenizer.ggml.bos_token_id")
     metadata = {name: file.metadata[name] for name in own}
@@ -501,7 +501,7 @@ def _dtype(kinds: set[Kind]) -> str:
 
 
 def _rope(file: GGUF, fields: Fields, family: str, turning: int, head_dim: int) -> dict[str, Any]:
-    """Return the rope options in transformers' form; ``turning`` elements of a head turn."""
+    """Return the rope options in transformers' form; ``turning`` elements of a head are rotated."""
     base = fields.number(f"{family}.rope.freq_base", 10000.0, positive=True)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -524,7 +524,7 @@ def _rope(file: GGUF, fields: Fields, family: str, turning: int, head_dim: int) 
                 parameters[option] = fields.number(f"{family}.rope.scaling.yarn_{option}")
         heat = fields.number(f"{family}.attention.temperature_scale", 0.0, 0.0)
         if family == "mistral3":
-            parameters["attention_factor"] = 1.0  # as ``llama.cpp`` has it
+            parameters["attention_factor"] = 1.0  # as in llama.cpp
             parameters |= {"llama_4_scaling_beta": heat} if heat and trained else {}
     return parameters
 
@@ -563,7 +563,7 @@ def _divided(
 ) -> dict[str, Any]:
     """Return rope options that divide the frequencies by ``factors`` [size / 2].
 
-    They are Llama 3's scaling if that yields these factors (``llama.cpp`` stores no other here),
+    They are Llama 3's scaling if that yields these factors (``llama.cpp`` stores no others here),
     else a list of the factors.
     """
     largest = float(factors.max())
@@ -591,7 +591,7 @@ def _divided(
 def divisors(
     base: float, size: int, trained: int, factor: float, low: float = 1.0, high: float = 4.0
 ) -> npt.NDArray[np.float64]:
-    """Return what Llama 3's scaling divides the frequencies of a head by: [size / 2]."""
+    """Return the divisors of a head's frequencies in Llama 3's scaling: [size / 2]."""
     waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
     smooth = np.clip((trained / waves - low) / (high - low), 0.0, 1.0)
     return np.asarray(1 / ((1 - smooth) / factor + smooth))

@@ -3,7 +3,7 @@
 from .gguf import GGUF
 
 KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-"""Ids that a file may name; padding or another file follows where a hole was filled."""
+"""Ids that a file may name; the "fim" ones follow a filled hole: padding or another file."""
 TEXTS = frozenset(
     {
         "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
@@ -22,10 +22,10 @@ NORMAL = 1
 def end_token_ids(file: GGUF) -> frozenset[int]:
     """Return the ids that end a turn: those that the file names, and those known by their text.
 
-    Many files name only the base model's EOS, or no end of a turn at all. So llama.cpp recognises
-    such tokens by their texts, too ("end of generation" in ``llama-vocab.cpp``): this is its list.
-    A normal token that merges produce is a word, whatever its text: Qwen's vocabulary has "</s>".
-    Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
+    Many files name only the base model's EOS, or no end of a turn. So llama.cpp also recognises
+    such tokens by their text ("end of generation" in ``llama-vocab.cpp``): this is its list. A
+    normal token that merges produce is a word, regardless of its text: Qwen's vocabulary has
+    "</s>". Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
     """
     fields, metadata = file.fields, file.metadata
     names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]

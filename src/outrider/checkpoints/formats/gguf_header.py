@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file from one buffer; lists are read when they are asked for.
+"""Reads the header of a GGUF file from one buffer; lists are read on demand.
 
 A vocabulary of 152,000 tokens, read string by string from the file, took most of a second.
 """
@@ -31,7 +31,7 @@ NUMBERS = {
 DIMENSIONS = 4
 AGAIN = "fetch the file again"
 PIECE = 1 << 20
-"""Bytes of a file that are read first; after them as many as were read before."""
+"""Bytes of a file that are read first; later reads double what was read."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -56,7 +56,7 @@ class UnreadList:
         return texts
 
     def find(self, texts: Collection[str]) -> dict[str, int]:
-        """Return the last place of each of ``texts`` that is an item; reads no others."""
+        """Return the last place of each of ``texts`` that is an item, without reading others."""
         octets, length_at, at = self.octets, _LENGTH.unpack_from, 0
         encoded = {text.encode(): text for text in texts}
         ends = {each: octets.rfind(_LENGTH.pack(len(each)) + each) for each in encoded}
@@ -74,7 +74,7 @@ class UnreadList:
 
 
 class Metadata(Mapping[str, Any]):
-    """The values of the file at ``path`` by key; damage in a list is a ModelError when asked for.
+    """The values of the file at ``path`` by key; a damaged list is a ModelError when it is read.
 
     Args:
         path: the file.
@@ -106,14 +106,14 @@ class Metadata(Mapping[str, Any]):
         return len(self._values)
 
     def count(self, key: str) -> int:
-        """Return how many items the list ``key`` has, 0 where there is none; reads no list."""
+        """Return how many items the list ``key`` has, 0 if there is none, without reading it."""
         value = self._values.get(key)
         if isinstance(value, UnreadList):
             return value.count
         return len(value) if isinstance(value, list) else 0
 
     def find(self, key: str, texts: Collection[str]) -> dict[str, int]:
-        """Return the last place of each of ``texts`` that is in the list ``key``; reads no list."""
+        """Return the last place of each of ``texts`` in the list ``key``, without reading it."""
         value = self._values.get(key)
         if isinstance(value, UnreadList):
             return value.find(texts)
@@ -121,14 +121,14 @@ class Metadata(Mapping[str, Any]):
         return {text: i for i, text in enumerate(listed) if text in texts}
 
     def same(self, other: Metadata, key: str) -> bool:
-        """Return whether another file has the same value of ``key``; reads no list."""
+        """Return whether another file has the same value of ``key``, without reading lists."""
         return bool(self._values.get(key) == other._values.get(key))
 
 
 class Header:
     """Reads the header of a ``file`` of ``size`` bytes from start to end; ``at`` is the next byte.
 
-    Where the file ends too early, or holds what cannot be, it raises struct.error, KeyError or
+    If the file ends too early, or has impossible values, it raises struct.error, KeyError or
     UnicodeDecodeError.
     """
 
@@ -176,7 +176,7 @@ class Header:
         return self.octets(count * struct.calcsize("<" + NUMBERS[kind]))
 
     def _strings(self, count: int) -> bytes:
-        """Return the bytes of the next strings, each behind its length."""
+        """Return the bytes of the next strings, each after its length."""
         start = at = self.at
         held, length_at = self._have(at), _LENGTH.unpack_from
         for _ in range(count):

@@ -35,7 +35,7 @@ TEMPLATE = "tokenizer.chat_template"
 LONGEST_PIECE = 256
 """Most characters of a piece that is merged from others; only added tokens are longer."""
 
-# Where a text is cut before merges, by llama.cpp's names; the expressions are the models'.
+# Where a text is split before merges, by llama.cpp's names; the expressions are the models'.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
@@ -59,9 +59,9 @@ AS_LLAMA3 = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
 )  # fmt: skip
 WHOLE = (*AS_LLAMA3, "tekken")
-"""Their pieces that are whole tokens need no merges, and a text begins with BOS."""
+"""Pieces that are whole tokens need no merges, and a text begins with BOS."""
 COMPOSED = ("qwen2", "qwen35")
-"""A text is put in Unicode's form NFC first."""
+"""A text is first normalised to NFC."""
 CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling", "exaone4", "a.x-4.0"),
@@ -137,7 +137,7 @@ def _check(path: Path, options: dict[str, Any], fields: Fields) -> None:
 
 
 def _byte_level(options: dict[str, Any]) -> Tokenizer:
-    """Return a BPE over bytes, as GPT-2's."""
+    """Return a BPE over bytes, like GPT-2's."""
     cut = options["pre"]
     tokenizer = Tokenizer(
         models.BPE(
@@ -197,7 +197,7 @@ def _add_specials(
 ) -> None:
     """Add the tokens that stay whole, and those that begin and end a text.
 
-    Tokens that end a turn are control tokens, whatever the file says.
+    Tokens that end a turn become control tokens, whatever the file says.
     """
     tokens = options["tokens"]
     kinds = dict(enumerate(options.get("token_type") or [])) | dict.fromkeys(ends, CONTROL)

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file, under the names of Hugging Face's models.
 
-The native step multiplies by the codes of most types as they are; torch, and types of few users,
-take what the ``gguf`` package dequantises.
+The native step multiplies by the codes of most types as they are; for torch, and for rare types,
+the ``gguf`` package dequantises them.
 """
 
 import re
@@ -57,7 +57,7 @@ IN_LAYER = {
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 EXPERTS = ExpertLayout(shared_gate="mlp.shared_expert_gate", bias="mlp.choice.bias")
-"""What the parts of mixtures are called when they are asked for, whatever the family calls them."""
+"""The names by which parts of mixtures are requested, whatever the family's names."""
 _AFTER = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -92,24 +92,24 @@ OTHERWISE = {
     "exaone4": _AFTER,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", GATE_UP: "ffn_up"},
 }
-"""What architectures name in another way."""
+"""Names that differ in some architectures."""
 SHIFTED = ("gemma2", "gemma3", "qwen35", "qwen35moe")
-"""Their files hold norms as 1 + w, but those of delta nets."""
+"""Their files have norms as 1 + w, except those of delta nets."""
 TOPS = {name: {"model.norm": "token_embd_norm"} for name in ("lfm2", "lfm2moe")}
-"""What architectures name in another way outside of layers."""
+"""Names outside of layers that differ in some architectures."""
 PARAMETERS = {
     "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a",
     "mamba.dt_bias": "ssm_dt.bias", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
     "self_attn.sinks": "attn_sinks.weight",
 }  # fmt: skip
-"""Parameters of layers that belong to no module."""
+"""Parameters of layers that do not belong to a module."""
 OF_HEADS, NORM = ("mamba.A_log", "mamba.D"), "mamba.norm.weight"
 STACKED = "shared_mlp.input_linear"
-"""What Granite 4's checkpoints have for a gate and what it gates, and files do not."""
+"""Granite 4's tensor of gate and up in checkpoints, which files do not have."""
 
 
 def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER, top: Mapping[str, str] = TOP) -> str:
-    """Return the name that the tensor ``name`` has in a file that calls modules so."""
+    """Return the name that the tensor ``name`` has in a file with these module names."""
     module, _, part = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
     if layer and (own := PARAMETERS.get(f"{layer[2]}.{part}")):
@@ -121,7 +121,7 @@ def key_of(name: str, in_layer: Mapping[str, str] = IN_LAYER, top: Mapping[str, 
 def row_order(name: str, rows: int, head_dim: int) -> NDArray[np.int64] | None:
     """Return where a file has each row of a query or key matrix; None keeps the file's order.
 
-    Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
+    Llama's files pair element i of a head with i + 1; Hugging Face pairs it with i + head_dim / 2.
     """
     if not re.search(r"\.[qk]_proj\.", name):
         return None
@@ -138,7 +138,7 @@ def _usual_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def rows_of(file: GGUF, stored: StoredTensor, first: int, count: int) -> Array:
     """Return ``count`` rows of a tensor from ``first`` on, dequantised: [count, columns].
 
-    They have the file's dtype where it is a plain one, and fp32 otherwise.
+    They have the file's dtype if that is a plain one, else fp32.
     """
     columns = stored.shape[-1]
     width = stored.nbytes // (prod(stored.shape) // columns)  # bytes of a row
@@ -197,7 +197,7 @@ class GGUFTensors:
         return tensor if order is None else tensor[order]
 
     def is_shifted(self, name: str) -> bool:
-        """Return True if a tensor is a norm that files hold as 1 + w, where they do."""
+        """Return True if a tensor is a norm that is stored as 1 + w, in files that do so."""
         return name.endswith("norm.weight") and "linear_attn" not in name
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
@@ -212,7 +212,7 @@ class GGUFTensors:
         stored = self._find(name, shape)
         if stored.kind not in CODED:
             return self.get(name, shape, dtype)
-        count = 2 if GATE_UP in name else 1  # a gate is a part, and what it gates another
+        count = 2 if GATE_UP in name else 1  # gate and up are one part each
         rows, width = shape[0] // count, stored.nbytes // shape[0]
         parts = [
             CodedPart(
@@ -225,9 +225,9 @@ class GGUFTensors:
         return Coded(tuple(parts), shape[1])
 
     def _experts(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
-        """Return the matrices of all experts, one behind the other.
+        """Return the matrices of all experts, one after the other.
 
-        Some files have gates and what they gate as one tensor, expert by expert.
+        Some files have gates and ups as one tensor, expert by expert.
         """
         key = self._key(name)
         stored = self._stored_experts(key)
@@ -262,12 +262,12 @@ class GGUFTensors:
         return Coded(tuple(whole.within(range(at, at + rows)) for at in begins), shape[1])
 
     def _stored_experts(self, key: str) -> StoredTensor | None:
-        """Return the tensor of experts that a file calls ``key``, or what it is joined to."""
+        """Return the tensor of experts that a file calls ``key``, or the one that it is part of."""
         tensors = self._file.tensors
         return tensors.get(key) or tensors.get(re.sub("_(gate|up)_exps", "_gate_up_exps", key))
 
     def grid(self, name: str, shape: tuple[int, int]) -> Quantized | None:
-        """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes are a plain grid's."""
+        """Return a matrix of Q8_0 (int8) or Q4_0 (nibbles), whose codes form a plain grid."""
         stored = self._find(name, shape)
         if stored.kind not in (Kind.Q8_0, Kind.Q4_0):
             return None
@@ -330,14 +330,14 @@ class GGUFTensors:
         return shapes
 
     def _halves(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the names of a gate and of what it gates, which ``name`` stands for, and shapes."""
+        """Yield names and shapes of the gate and up that ``name`` stands for."""
         for half in ("gate", "up"):
             yield name.replace(STACKED, f"mlp.{half}_proj"), (shape[0] // 2, shape[1])
 
     def _key(self, name: str) -> str:
         """Return the name that the tensor ``name`` has in the file."""
         key = key_of(name, self._in_layer, self._top)
-        short = key.removesuffix(".weight")  # as converters call a norm of Falcon-H1
+        short = key.removesuffix(".weight")  # the converters' name of a norm of Falcon-H1
         return short if key not in self._file.tensors and short in self._file.tensors else key
 
     def _name(self, key: str) -> str | None:
@@ -370,7 +370,7 @@ class GGUFTensors:
         return stored
 
     def _other_shapes(self, name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return other shapes that files give a vector: a row, a column, or a row a group."""
+        """Return other shapes that files give a vector: a row, a column, or a row per group."""
         if name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):  # of one expert
             return [(1, shape[-1]), shape[-1:]]
         if name.endswith(OF_HEADS):

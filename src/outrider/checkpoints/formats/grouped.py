@@ -34,7 +34,7 @@ from .shared import (
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_LAYOUTS = ("gemm", "exllama", "ipex", "marlin")
-"""All are kernels for the same tensors; "gemv" has others."""
+"""Kernels for the same tensors; "gemv" has different ones."""
 SUBTRACTED = {"gptq": 1, "gptq_v2": 0}
 """Subtracted from each zero before it is stored, by GPTQ's formats."""
 ONES = {4: 0x11111111, 8: 0x01010101}
@@ -91,7 +91,7 @@ class Gptq:
         return matrix
 
     def _bits(self, words: NDArray[np.int32], shape: tuple[int, int]) -> int | None:
-        """Return the bits of a matrix, its own in GPTQModel's "dynamic"; None where none fit."""
+        """Return the bits of a matrix, which GPTQModel's "dynamic" may set; None if none fit."""
         outputs, inputs = shape
         fitting = (b for b in BITS if words.shape == (num_words(inputs, b), outputs))
         return next(fitting, None)

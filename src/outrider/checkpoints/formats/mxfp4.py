@@ -1,7 +1,7 @@
-"""Experts of gpt-oss in MXFP4: codes of four bits, and a power of two for each 32 of them.
+"""Experts of gpt-oss in MXFP4: codes of four bits, and a power of two for every 32 of them.
 
-Their codes are those of GGUF's type of that name. They are put in its order, in a file in memory,
-and packed from there.
+Their codes are those of GGUF's type of that name. They are written in its order to a file in
+memory, and packed from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 VALUES = np.concatenate((VALUES, -VALUES))
 """The numbers that codes stand for."""
 BIAS = 127
-"""What is taken from a stored exponent."""
+"""Subtracted from a stored exponent."""
 Octets = NDArray[np.uint8]
 
 
@@ -50,7 +50,7 @@ class Mxfp4:
 
 
 class _InMemory(StoredFile):
-    """A file that is in memory while it is open; its path is where its bytes come from."""
+    """A file that is in memory while it is open; its path is that of its bytes' source."""
 
     def __init__(self, path: Path, octets: Octets) -> None:
         super().__init__(path, octets.nbytes, 0)
@@ -67,18 +67,18 @@ class _InMemory(StoredFile):
 
 
 def _nowhere() -> Any:
-    """Return an empty file without a name: in memory where there are such, else on a disk."""
+    """Return an empty file without a name: in memory if the system can, else on disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("mxfp4"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def expert_codes(source: Tensors, name: str, shape: tuple[int, int, int], pairs: bool) -> Coded:
-    """Return the matrices of all experts, one behind the other.
+    """Return the matrices of all experts, one after the other.
 
     They are ``name``_blocks [experts, outputs, inputs / 32, 16] and ``name``_scales [experts,
-    outputs, inputs / 32] of ``shape`` (experts, outputs, inputs). In ``pairs`` gates and what they
-    gate take turns; the gates of all experts come first.
+    outputs, inputs / 32] of ``shape`` (experts, outputs, inputs). With ``pairs``, gate and up rows
+    alternate there; the result has the gates of all experts first.
     """
     count, outputs, inputs = shape
     if inputs % GROUP:

@@ -1,4 +1,4 @@
-"""Names of modules as compressed-tensors' configs give them: whole, or as a regular expression.
+"""Names of modules in compressed-tensors' configs: whole, or as a regular expression.
 
 Expressions are matched by llguidance, whose engine takes linear time: an expression from a file
 cannot make it backtrack.
@@ -13,9 +13,9 @@ from ...errors import ModelError, shown
 
 EXPRESSION = "re:"
 LONGEST = 1000
-"""Characters of an expression."""
+"""Most characters of an expression."""
 MOST = 1000
-"""Targets of a scheme."""
+"""Most targets of a scheme."""
 
 
 def patterns(fields: Fields, name: str) -> list[str]:

@@ -33,9 +33,9 @@ IN_WRAPPERS = (
     ("model.language_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-"""Beginnings of names in models of images and text, and what the part for text has instead."""
+"""Beginnings of names in models of images and text, and those of the text part alone."""
 ROOT = "backbone."
-"""What Nemotron-H's files have for "model."."""
+"""Nemotron-H's beginning of names, instead of "model."."""
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
 
@@ -43,7 +43,7 @@ class Format(Protocol):
     """One way to store quantised matrices."""
 
     note: str | None
-    """A sentence for the log about what is ignored of the checkpoint's config."""
+    """A sentence for the log about ignored parts of the checkpoint's config."""
     keeps: bool
     """True if quantised matrices keep their codes; otherwise they are dequantised at load."""
 
@@ -58,7 +58,7 @@ class Format(Protocol):
 
 
 def _remedy(folder: Path) -> str:
-    """Return what to do about a folder without safetensors."""
+    """Return the remedy for a folder without safetensors."""
     pickled = [f for f in folder.iterdir() if f.name.endswith(PICKLED)] if folder.is_dir() else []
     if not pickled:
         return "fetch it again, or convert pickled weights with outrider convert"
@@ -70,7 +70,7 @@ def _remedy(folder: Path) -> str:
 
 
 Names = Sequence[tuple[str, str]]
-"""Modules as Llama calls them, and as a family does."""
+"""Llama's names of modules, and a family's."""
 
 
 def usual_name(name: str, names: Names) -> str:
@@ -95,8 +95,8 @@ class Tensors:
 
     Every method refuses a folder without files, and a tensor that is missing, misshapen or of an
     unsupported type. ``format`` is that of the quantised matrices. With ``wrapped`` the model is
-    the part for text of another, and its tensors have the names that they would have alone. Those
-    of a family with other ``names`` have Llama's.
+    the text part of another, and its tensors have the names that they would have alone. Tensors of
+    a family with other ``names`` have Llama's names.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Tensors:
         return self._entries.keys()
 
     def entry(self, name: str) -> Entry | None:
-        """Return where the tensor ``name`` lies; None if there is none."""
+        """Return the place of the tensor ``name``; None if there is none."""
         return self.entries.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -212,8 +212,8 @@ class Tensors:
     def held(self, size: int, keeps: bool) -> dict[str, int]:
         """Return the bytes of each tensor in memory, by name.
 
-        A number that is not quantised has ``size`` bytes; ``keeps`` is true where quantised
-        matrices stay quantised.
+        An unquantised number has ``size`` bytes; ``keeps`` is true if quantised matrices stay
+        quantised.
         """
         return {
             name: size * prod(entry.shape) if TYPES.get(entry.type) in PLAIN else entry.nbytes
@@ -252,9 +252,9 @@ def num_words(count: int, bits: int) -> int:
 
 
 def group_size(groups: int, inputs: int, sizes: Iterable[int]) -> int | None:
-    """Return how many of ``inputs`` share a scale where there are ``groups`` scales.
+    """Return how many of ``inputs`` share a scale if there are ``groups`` scales.
 
-    ``sizes`` are the candidates that the config names; None stands for no fitting size.
+    ``sizes`` are the candidates that the config names. None: no size fits.
     """
     for size in (inputs, *sizes):
         if size > 0 and -(-inputs // size) == groups:
@@ -286,8 +286,8 @@ def read_scales(
 ) -> tuple[Floats, int]:
     """Return the scales ``name`` of a matrix of ``shape`` (out, in) and the inputs that share one.
 
-    They are fp32 [out, groups], whether they are stored by tensor, output, ``block`` (outputs,
-    inputs) or group, whose ``sizes`` the config names.
+    They are fp32 [out, groups], whether they are stored per tensor, output, ``block`` (outputs,
+    inputs) or group, of which the config names ``sizes``.
     """
     stored = source.raw(name)
     outputs, inputs = shape
@@ -337,5 +337,5 @@ def regrouped(
 
 
 def unless_symmetric(zeros: Codes, bits: int) -> Codes | None:
-    """Return ``zeros``, or None where all are the middle code, as in a symmetric recipe."""
+    """Return ``zeros``, or None if all are the middle code, as in a symmetric recipe."""
     return None if (zeros == 1 << (bits - 1)).all() else np.ascontiguousarray(zeros)

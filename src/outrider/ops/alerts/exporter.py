@@ -1,4 +1,4 @@
-"""Republishes an engine's figures under one schema, for those who have no Prometheus."""
+"""Republishes an engine's figures under one schema, where no recording rules give it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LABELS = ("engine", "model_name")
 
 
 class Watcher:
-    """An engine that is read every ``interval`` seconds; ``say`` gets a line on each new state.
+    """Reads an engine every ``interval`` seconds; ``say`` is called with a line on each new state.
 
     ``totals`` are figures since the engine's start, ``lately`` those of the window; None if the
-    last look failed. ``model`` is the name that metrics or API tell, "" if nobody does.
+    last read failed. ``model`` is the name from the metrics or the API, "" if unknown.
     """
 
     def __init__(self, endpoint: Endpoint, interval: float, say: Callable[[str], None]) -> None:
@@ -47,12 +47,12 @@ class Watcher:
         self._state = ""
 
     def run(self, stopped: threading.Event) -> None:
-        """Look every interval until it is stopped."""
+        """Read the engine every interval until ``stopped`` is set."""
         while not stopped.is_set():
             began = time.monotonic()
             try:
                 self.look()
-            except Exception as error:  # a page that nobody thought of must not end the thread
+            except Exception as error:  # an unforeseen page must not end the thread
                 self._lose(f"{self.endpoint.url}/metrics cannot be read ({error!r:.200}).")
             stopped.wait(max(0.0, self._interval - (time.monotonic() - began)))
 
@@ -69,13 +69,13 @@ class Watcher:
         self.take(page, time.monotonic())
 
     def take(self, page: Page, now: float) -> None:
-        """Take a page that was read at ``now``, in seconds of any clock that only goes forward."""
+        """Take a page that was read at ``now``, in seconds of any monotonic clock."""
         totals = Figures.of(page)
         if totals is None or totals.engine not in observed.ENGINES:
             self._lose(f"{self.endpoint.url}/metrics has no metrics of a supported engine.")
             return
         if self._last is not None and page.restarted(self._last):
-            self._window.clear()  # counts of before say nothing about those of now
+            self._window.clear()  # counts from before the restart do not compare
         self._last = page
         before, seconds = self._window.take(page, now)
         with suppress(EndpointError):
@@ -96,10 +96,10 @@ class Watcher:
 
 
 def read_baseline(file: Path) -> float:
-    """Return the seconds of an output token in a recording without speculation.
+    """Return the seconds per output token in a recording without speculation.
 
-    It is what ``outrider ops diagnose --save`` kept, or a report of ``outrider bench serve`` or
-    ``vllm bench serve``. Raises ConfigError: it has several runs, or no time of a token.
+    The file is what ``outrider ops diagnose --save`` kept, or a report of ``outrider bench serve``
+    or ``vllm bench serve``. Raises ConfigError: it has several runs, or no time per output token.
     """
     runs = [run for run in read_file(file) if isinstance(run.facts.get("tpot"), float)]
     if len(runs) != 1:
@@ -111,11 +111,11 @@ def read_baseline(file: Path) -> float:
 
 
 class Exporter(Collector):
-    """Collects the figures of an engine, and its speedup where there is something to compare.
+    """Collects the figures of an engine, and its speedup if there is something to compare with.
 
-    The ``standby`` is the same model without speculation, under traffic, ``baseline`` the seconds
-    of an output token in a recording of it. ``gpus`` returns those of the engine's machine, unless
-    that is another one. ``compatible`` adds gauges by the names that older guides use.
+    ``standby`` is the same model without speculation, under traffic; ``baseline`` is the seconds
+    per output token in a recording of that. ``gpus`` returns the engine's GPUs if it runs on this
+    machine. ``compatible`` adds gauges under the names that older guides use.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Exporter(Collector):
         self._gpus, self._compatible = gpus, compatible
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family that is known now."""
+        """Yield every metric family with known values."""
         totals, lately = self._watched.totals, self._watched.lately
         up = float(totals is not None)
         yield from _family("up", "1 if the engine's metrics could be read.", (), [((), up)])
@@ -143,7 +143,7 @@ class Exporter(Collector):
                 yield from _compatible(lately, labels)
 
     def _speedups(self, lately: Figures, labels: list[str]) -> Iterator[Metric]:
-        """Yield the ratio of the times of an output token, by what it is compared with."""
+        """Yield the ratio of times per output token, labelled by what it is compared with."""
         own, standby = lately.token_seconds, self._standby.lately if self._standby else None
         times = {
             "standby": standby.token_seconds if standby is not None else None,
@@ -161,7 +161,7 @@ Kind = type[CounterMetricFamily | GaugeMetricFamily]
 
 
 def _of_engine(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[Metric]:
-    """Yield an engine's figures, those of them that are known."""
+    """Yield the known figures of an engine."""
     tables: tuple[tuple[Kind, dict[str, tuple[str, str]], Callable[[str], float | None]], ...] = (
         (CounterMetricFamily, observed.COUNTERS, totals.total),
         (GaugeMetricFamily, observed.NOW, totals.total),
@@ -183,7 +183,7 @@ def _of_engine(totals: Figures, lately: Figures, labels: list[str]) -> Iterator[
 
 
 def _compatible(lately: Figures, labels: list[str]) -> Iterator[Metric]:
-    """Yield the gauges that older guides name, those of them that are known."""
+    """Yield the known figures as the gauges that older guides name."""
     for name, value in (
         ("vllm_speculative_acceptance_rate", lately.acceptance),
         ("spec_decode_acceptance_rate", lately.acceptance),

@@ -1,7 +1,7 @@
 """The one schema of all engines' figures, ``outrider_observed_*``, and the rules that record it.
 
-Where a Prometheus scrapes the engines, recording rules give these series; where there is none, the
-exporter does, from the same tables and the same names of each engine.
+If Prometheus scrapes the engines, recording rules give these series; if not, the exporter does,
+from the same tables and the same names of each engine's metrics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COUNTERS = {
     "requests": ("requests", "Requests done."),
     "good_requests": ("good_requests", "Requests that kept the engine's SLO."),
 }
-"""By figure of an engine: the name behind the prefix, and what it means."""
+"""By figure of an engine: the name after the prefix, and what it means."""
 POSITIONS = ("accepted_tokens_per_position", "Accepted tokens by position, from 0.")
 NOW = {
     "running": ("requests_running", "Sequences that run."),
@@ -45,10 +45,10 @@ LATENCIES = {
 }
 SHARES = (0.5, 0.9, 0.95, 0.99)
 BY = "namespace, pod, job, instance, model_name"
-"""Namespace and pod are there in Kubernetes, and no labels elsewhere."""
+"""Labels of a series; namespace and pod exist only in Kubernetes."""
 SPAN = "5m"
 OURS = " on (namespace, pod, job, instance) outrider_draft_length"
-"""Tells Outrider from vLLM, whose names it has."""
+"""Tells Outrider apart from vLLM, whose metric names it shares."""
 WHOSE = {"outrider": " and" + OURS, "vllm": " unless" + OURS}
 
 
@@ -88,7 +88,7 @@ def _of_engine(names: Mapping[str, str]) -> Iterator[tuple[str, str, dict[str, s
     for figure, over, start in ratios:
         if over in names:
             yield RATIOS[figure][0], f"({start}{rate('accepted')} / ({rate(over)} > 0))", {}
-        elif figure in names:  # a gauge, which tells nothing of an idle engine
+        elif figure in names:  # a gauge, which means nothing while an engine is idle
             worked = rate("generated" if "drafted" not in names else "drafted")
             yield RATIOS[figure][0], f"(avg by ({BY}) ({names[figure]} > 0) and {worked} > 0)", {}
     for figure, (record, _) in RATES.items():

@@ -42,12 +42,12 @@ def read_data(name: str) -> str:
 
 
 def source() -> dict[str, Any]:
-    """Return the thresholds, records and alerts; do not change what it holds."""
+    """Return the thresholds, records and alerts; do not change the table, which is shared."""
     return table("outrider.ops.alerts", "alerts")
 
 
 def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
-    """Return all thresholds: the defaults, and those given instead, which may be wrong."""
+    """Return all thresholds: the defaults, replaced by valid ones in ``others``."""
     known = source()["threshold"]
     return check_thresholds(others or {}, known, f"known are {', '.join(known)}.")
 
@@ -67,10 +67,10 @@ def groups(
     latency: str = "e2e", break_even: float | None = None,
     others: Mapping[str, object] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the groups of rules as a rules file has them.
+    """Return the groups of rules in the form of a rules file.
 
-    The P99 of ``latency`` (e2e or ttft) alerts, and acceptance below ``break_even`` beside its
-    plain thresholds; ``others`` are thresholds instead of the defaults.
+    The P99 of ``latency`` (e2e or ttft) alerts, and so does acceptance below ``break_even``,
+    besides its plain thresholds; ``others`` are thresholds that replace the defaults.
     """
     if latency not in LATENCIES:
         raise ConfigError(f"latency {shown(latency)} is not known; give e2e or ttft.")

@@ -1,4 +1,4 @@
-"""Makes a spec of an advice of ``outrider ops advise --out``: models, GPUs, lengths, drafting."""
+"""Makes a spec from an advice of ``outrider ops advise --out``: models, GPUs, lengths, drafting."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FLOATS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def document_of(advice: Advice, engine: str | None, version: str | None) -> dict[str, Any]:
-    """Return the document of a spec that follows an advice.
+    """Return the spec document that follows an advice.
 
-    Draft lengths by batch size are the advice's; an engine that chooses them itself may, up to the
-    longest of these; another, or one that wants the longest draft first, gets the median's.
+    An engine gets the advice's draft lengths by batch size if it can follow them, else the longest
+    as a limit if it chooses lengths itself, else the length at the median batch size.
     """
     known, served = find(engine, version), advice.deployment
     here = known.gpu and not _elsewhere(advice, known)
@@ -64,7 +64,7 @@ def _drafter(advice: Advice, known: EngineVersion) -> dict[str, Any]:
         quantized = known.quantizations if known.draft_quantization else ()
         drafter |= _weights(served.drafter.dtype, None, (), quantized)
         if served.method != "draft_model":
-            del drafter["vocab_size"]  # a head's is a part of the target's
+            del drafter["vocab_size"]  # a head's vocabulary is part of the target's
     if served.other_vocabulary:
         drafter["other_vocabulary"] = True
     rises = any(length > schedule[0][2] for _, _, length in schedule)
@@ -90,7 +90,7 @@ def _checkpoint(model: ServedModel) -> dict[str, Any]:
 def _weights(
     dtype: str, hardware: str | None, dtypes: tuple[str, ...], quantizations: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the options that give a model a dtype; none if its checkpoint must hold that dtype."""
+    """Return the options that set a model's dtype; empty if its checkpoint must have that dtype."""
     device = data("hardware")["device"].get(hardware, {})
     name = device.get("half", "bfloat16") if dtype == "bf16" else FLOATS.get(dtype, dtype)
     if name in dtypes:
@@ -101,7 +101,7 @@ def _weights(
 def _parts(
     document: Mapping[str, Any], advice: Advice
 ) -> Iterator[tuple[str, ServedModel, Mapping[str, Any]]]:
-    """Yield target and drafter, with the advice's model and the document's part, that has one."""
+    """Yield target and drafter, if both name one: part, the advice's model, document's table."""
     for part, model in (
         ("target", advice.deployment.target),
         ("drafter", advice.deployment.drafter),
@@ -112,7 +112,7 @@ def _parts(
 
 
 def check_names(document: Mapping[str, Any], advice: Advice, known: EngineVersion) -> None:
-    """Refuse unknown checkpoints, and those that do not hold the weights of the advice."""
+    """Refuse unknown checkpoints, and those whose weights are not those of the advice."""
     for part, model, own in _parts(document, advice):
         name = own["model"]
         usual = name == model.checkpoint and name.lower() != model.name.lower()

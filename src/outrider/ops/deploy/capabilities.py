@@ -24,13 +24,13 @@ OURS = {
     for each in TABLE
     if each.ours not in (None, NONE)
 } | {"draft_model": "a folder"}
-"""Methods of our own engine, and how each is given; it can choose the length of all drafts."""
+"""Methods of our own engine, and how each is named to it; it can choose every draft's length."""
 ENGINES = ("outrider", "vllm", "sglang", "trtllm", "triton", "llamacpp")
 
 
 @dataclass(frozen=True)
 class Note(DataPart):
-    """A known loss or trap: when and where it was read, of which methods or features."""
+    """A known loss or trap: when and where it was read, and the methods or features it affects."""
 
     date: str
     text: str
@@ -43,11 +43,11 @@ class Note(DataPart):
 class EngineVersion(DataPart):
     """One version of one engine.
 
-    ``methods`` has its name of each method of a spec. Tuples are the methods whose drafter may have
-    another tokenizer, that run over several pipeline stages, whose length it can choose, and that
-    need one. ``padding`` is the largest accepted difference of vocabularies, in tokens. With
-    ``schedule`` lengths can follow the batch size; with ``falling`` the first is the longest.
-    ``parallel`` tells whether it runs on several GPUs. It has no option for the values ``unused``.
+    ``methods`` maps a spec's methods to the engine's names. Tuples list methods: whose drafter may
+    have another tokenizer, that run over pipeline stages, whose K the engine can choose, that need
+    K. ``padding`` is the largest accepted difference of vocabularies, in tokens. With ``schedule``
+    K can follow the batch size; with ``falling`` the first K must be the largest. ``parallel`` says
+    whether it runs on several GPUs; it has no option for the values ``unused``.
     """
 
     engine: str
@@ -76,7 +76,7 @@ class EngineVersion(DataPart):
 
 @cache
 def schema(engine: str) -> dict[str, Any]:
-    """Return the recorded options of an engine: names, types, and of which version."""
+    """Return the recorded options of an engine: names, types, and the version they belong to."""
     loaded: dict[str, Any] = json.loads((DATA / "schemas" / f"{engine}.json").read_text("utf-8"))
     return loaded
 
@@ -87,7 +87,7 @@ def versions(engine: str) -> list[str]:
 
 
 def find(engine: str | None, version: str | None = None) -> EngineVersion:
-    """Return an engine's capabilities, of the newest recorded version unless one is given."""
+    """Return an engine's capabilities; without a ``version``, those of the newest recorded one."""
     named = find_engine(engine)
     engine = named.name if named else engine
     if engine not in ENGINES:

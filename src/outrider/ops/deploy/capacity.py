@@ -18,7 +18,7 @@ from .demand import Demand
 from .queueing import QueueRun, Replica, simulate
 
 LARGEST_LOAD = 0.9
-"""Share of what a replica sustains that it is given at most, whatever the service levels."""
+"""Largest share of its sustainable rate that a replica gets, whatever the service levels."""
 SIMULATED_REQUESTS = 12_000
 RATE_HALVINGS = 12
 PERCENTILES = (0.5, 0.95, 0.99)
@@ -26,10 +26,10 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas of one kind: the most that one takes and what limits it, and how many are needed.
+    """Replicas of one kind: the highest rate of one, what limits it, and how many are needed.
 
-    ``replicas`` at the peak and by ``hours`` are those without spares and standby. ``times`` are
-    those at the peak by level and percentile.
+    ``replicas`` (at the peak) and ``hours`` (replicas in each hour) leave out spares and standby.
+    ``times`` are those at the peak, by level and percentile.
     """
 
     per_replica: Figure
@@ -43,17 +43,17 @@ class Fleet:
     times: dict[str, dict[str, Figure]]
     hours: list[Figure]
     device_hours_a_day: dict[str, Figure]
-    """Of ``fixed`` replicas, and of those that follow the traffic (``scaled``)."""
+    """With ``fixed`` replicas, and with replicas that follow the traffic (``scaled``)."""
     dollars_a_day: dict[str, Figure]
-    """The same, where a price is known."""
+    """The cost of those device hours; empty without a price."""
 
 
 @dataclass(frozen=True)
 class Capacity(Report):
-    """The result of ``plan``; a fleet is None where no number of replicas keeps the service levels.
+    """The result of ``plan``; a fleet is None if no number of replicas keeps the service levels.
 
-    ``cautious`` are the speculative replicas at the P10 of acceptance, ``rollback`` those that all
-    traffic needs when it becomes plain, that are there (standby, no spares), and that are missing.
+    ``cautious`` is the number of speculative replicas at the P10 of acceptance. ``rollback`` counts
+    replicas if all traffic decodes plainly: needed, there (with standby, no spares), missing.
     """
 
     target: str
@@ -72,7 +72,7 @@ class Capacity(Report):
 def plan(demand: Demand) -> Capacity:
     """Return the replicas and devices that keep the service levels, with and without speculation.
 
-    Steps cost what ``outrider ops advise`` expects, and a queue is simulated. Requests go to
+    Costs of steps are those of ``outrider ops advise``, and a queue is simulated. Requests go to
     replicas at random, as Services and weighted routes do; lengths are exponential.
 
     Raises ConfigError: the model does not fit; ModelError: a config.json cannot be used.
@@ -105,7 +105,7 @@ def plan(demand: Demand) -> Capacity:
 
 
 def _replica(demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPECTED) -> Replica:
-    """Return a replica as the queue sees it: as many sequences as fit, at its speeds."""
+    """Return a replica for the queue: its prefill, and the time per token by running sequences."""
     most = outlook.batch(demand.max_num_seqs, int(drafts))
     sizes = range(1, most + 1)
     lengths = [outlook.chosen(size) if drafts else 0 for size in sizes]
@@ -114,7 +114,7 @@ def _replica(demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPEC
 
 
 def _run(demand: Demand, replica: Replica, rate: float) -> QueueRun:
-    """Return a simulation in which the tokens after the first are exponential around the mean."""
+    """Return a simulation; the number of tokens after the first is exponentially distributed."""
     tokens = demand.situation.output_tokens - 1
 
     def work(source: Random) -> float:
@@ -131,9 +131,9 @@ def _broken(demand: Demand, run: QueueRun) -> list[str]:
 def _rate(
     demand: Demand, outlook: Forecast, drafts: bool, draw: Draw = EXPECTED
 ) -> tuple[float, str, Replica] | None:
-    """Return the most requests per second of a replica, what limits it, and the replica.
+    """Return a replica's highest rate in requests per second, what limits it, and the replica.
 
-    None where not even one request fits, or keeps the service levels.
+    None if not even one request fits, or no rate keeps the service levels.
     """
     replica = _replica(demand, outlook, drafts, draw)
     if not replica.token:
@@ -152,7 +152,7 @@ def _rate(
 
 
 def _at_least_one(count: float) -> int:
-    """Return a number of replicas, rounded up; what is left of a division is not rounded."""
+    """Return a number of replicas, rounded up, at least 1; excess up to 1e-9 is ignored."""
     return max(1, ceil(count - 1e-9))
 
 
@@ -224,7 +224,7 @@ NEVER = "does not keep the service levels"
 
 
 def _count(figure: Figure) -> str:
-    """Return a number without its unit, which stands beside it."""
+    """Return a number without its unit, which the row's label names."""
     return f"{figure.value:,.0f} ({figure.evidence})"
 
 
@@ -249,7 +249,7 @@ ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
 
 
 def capacity_markdown(capacity: Capacity) -> str:
-    """Return a capacity as Markdown; every number has its evidence beside it."""
+    """Return a capacity as Markdown; every number comes with its evidence."""
     peak = capacity.peak
     slo = ", ".join(f"{name.upper()} {each}" for name, each in capacity.slo.items())
     lines = [

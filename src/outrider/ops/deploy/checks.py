@@ -22,7 +22,7 @@ def check(spec: Spec, engine: EngineVersion) -> None:
 
 
 def unchecked(spec: Spec) -> list[str]:
-    """Return what could not be checked for want of facts, a sentence each."""
+    """Return what could not be checked because facts are missing, one sentence each."""
     target, drafter = spec.target, spec.drafter
     own = spec.drafts and drafter.method == "draft_model" and drafter.other_vocabulary is None
     lacking = {
@@ -34,9 +34,9 @@ def unchecked(spec: Spec) -> list[str]:
 
 
 def other_vocabulary(spec: Spec, engine: EngineVersion) -> bool:
-    """Return whether an engine sees another vocabulary in the drafter: as stated, else by size.
+    """Return whether the drafter's vocabulary is another one: as stated, else by its size.
 
-    Padding makes sizes of the same vocabulary differ; engines accept some difference or none.
+    Padding makes sizes of one vocabulary differ; each engine accepts some difference or none.
     """
     drafter, target = spec.drafter, spec.target
     if drafter.other_vocabulary is not None or drafter.method != "draft_model":
@@ -89,7 +89,7 @@ def _problems(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
 
 
 def _weights(spec: Spec) -> tuple[float, float]:
-    """Return the GiB of weights on each GPU, 0 where not known, and the share for an engine."""
+    """Return the GiB of weights per GPU (0 if unknown), and the engine's share of its memory."""
     drafter = (spec.drafter.weights_gib or 0) if spec.drafts else 0
     own = spec.drafter.tensor_parallel_size or spec.parallel.tensor
     weights = spec.target.weights_gib

@@ -34,11 +34,11 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Demand:
-    """A question to ``plan``; it is checked when it is made, and may raise ConfigError.
+    """A question to ``plan``; it is checked on creation, which may raise ConfigError.
 
-    ``by_hour`` are requests per second in each hour, or at the peak. A ``percentile`` of them keeps
-    each level of ``slo``, in seconds. ``spare`` replicas may fail at the peak; the plain standby
-    takes a share of it at once, 0 is one warm replica. A replica runs ``max_num_seqs`` sequences.
+    ``by_hour`` are requests per second by hour, or at the peak. A ``percentile`` of requests keeps
+    each level of ``slo`` (seconds). ``spare`` replicas may fail at the peak; the plain ``standby``
+    takes this share at once, 0 is a warm replica. A replica runs ``max_num_seqs`` sequences.
     """
 
     situation: Situation
@@ -79,7 +79,7 @@ class Demand:
 
 def parse_demand(text: str, source: str) -> Demand:
     """Return the demand in a TOML or JSON text; docs/production.md has an example."""
-    json = text.lstrip().startswith("{")  # which TOML never begins with
+    json = text.lstrip().startswith("{")  # TOML never begins so
     document = parse_json(text, source, unique=True) if json else parse_toml(text, source)
     for name, section in document.items():
         if name not in SECTIONS:

@@ -1,8 +1,8 @@
-"""The start of each engine: a spec in, program, options and config file out.
+"""Starts of the engines: from a spec to the program, its options and its config file.
 
-Which option holds which value of a spec is a table in ``data/engines``: options always, and
-speculation where something drafts, by method where methods have options of their own. A text names
-a value; anything else stands as it is.
+Tables in ``data/engines`` map options to values of a spec: ``options`` always, ``speculation`` if
+something drafts, by method if methods have options of their own. A text in a table names a value;
+anything else is taken as it is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .spec import Spec
 from .yamls import dump
 
 DRAIN_SECONDS = 45
-"""Of vLLM's streams after SIGTERM, which else aborts them; with preStop below the grace."""
+"""Seconds for vLLM's streams to end after SIGTERM, else aborted; with preStop below the grace."""
 SGLANG_SEQUENCES = 48
-"""SGLang's ``max_running_requests`` with speculation, where it is not given."""
+"""SGLang's default of ``max_running_requests`` with speculation."""
 TRTLLM_CONFIG = "trtllm.yaml"
 REPOSITORY = "repository"
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 OF_A_SERVER = ("host", "port", "shutdown-timeout", "served-model-name")
-"""Options of vLLM that Triton's backend has not: Triton names a model by its folder."""
+"""Options of vLLM that Triton's backend lacks; Triton names a model by its folder."""
 PLAIN = re.compile(r"[\w./:@,+=%-]+")
 """Values that docker, compose, systemd and a shell read alike from an env file."""
 
@@ -44,8 +44,8 @@ Value = str | int | float | bool | dict[str, Any]
 class Launch:
     """A start of an engine.
 
-    An option's value True is a flag alone. The command reads ``files``, texts by their paths;
-    ``config_file`` is name and text of the engine's own config, with the same contents.
+    The value True means a flag without a value. The command reads ``files``, texts by path;
+    ``config_file`` is the name and text of the engine's own config with the same contents.
     """
 
     program: tuple[str, ...]
@@ -82,7 +82,7 @@ def present(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
-    """Return what options may hold, by name: the spec's values, and what follows from them."""
+    """Return the values that options may take, by name: the spec's, and what follows from them."""
     target, drafter, limits, k = spec.target, spec.drafter, spec.limits, spec.draft_length
     tensor, stages = spec.parallel.tensor, spec.parallel.pipeline
     return {
@@ -97,7 +97,7 @@ def _values(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
         "sequences": limits.max_num_seqs or (SGLANG_SEQUENCES if spec.drafts else None),
         "layers": "all",
         "drafter layers": "all" if drafter.model else None,
-        # A checkpoint of speculators says method and length itself.
+        # A checkpoint of speculators names its method and draft length itself.
         "method": None if drafter.method == "speculators" else engine.methods.get(drafter.method),
         "length": k,
         "rows": k and k + 1,
@@ -122,7 +122,7 @@ def _our_drafter(spec: Spec, engine: EngineVersion) -> str:
         return f"retokenize:{name}"
     if not spec.drafter.adaptive:
         return name
-    # What auto chooses among by itself need not be named.
+    # Drafters among which auto chooses by itself need not be named.
     known = ("suffix", str(Path(spec.target.model) / "drafter"))
     return "auto" if name in known else f"auto+{name}"
 
@@ -132,7 +132,7 @@ def _filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def speculation(spec: Spec, engine: EngineVersion, of: str) -> dict[str, Any]:
-    """Return the options of the drafter as the table of engine ``of`` says."""
+    """Return the drafter's options by the table of engine ``of``."""
     if not spec.drafts:
         return {}
     table = data(f"engines/{of}")["speculation"]
@@ -140,7 +140,7 @@ def speculation(spec: Spec, engine: EngineVersion, of: str) -> dict[str, Any]:
 
 
 def options_of(spec: Spec, engine: EngineVersion, of: str | None = None) -> dict[str, Any]:
-    """Return all options but those of the drafter as the table of engine ``of`` says."""
+    """Return all options except the drafter's by the table of engine ``of``."""
     return _filled(data(f"engines/{of or engine.engine}")["options"], _values(spec, engine))
 
 
@@ -152,7 +152,7 @@ def _outrider(spec: Spec, engine: EngineVersion) -> Launch:
     drafting = speculation(spec, engine, "outrider") or {"drafter": "none"}
     options = options_of(spec, engine) | drafting
     rows = {"model": spec.target.model, **{n.replace("-", "_"): v for n, v in options.items()}}
-    # A text on one line is written in TOML as in JSON.
+    # TOML writes a one-line text as JSON does.
     config = "".join(f"{n} = {json.dumps(v, ensure_ascii=False)}\n" for n, v in rows.items())
     program = ("outrider", "serve", spec.target.model)
     return Launch(program, _flags(options), ("outrider.toml", config))
@@ -195,7 +195,7 @@ def _sglang(spec: Spec, engine: EngineVersion) -> Launch:
 
 
 def trtllm_config(spec: Spec, engine: EngineVersion) -> dict[str, Any]:
-    """Return the contents of TensorRT-LLM's YAML config, which hold all but the address."""
+    """Return the contents of TensorRT-LLM's YAML config: everything except the address."""
     config = speculation(spec, engine, "trtllm")
     if config and (ranges := spec.drafter.schedule):
         config["draft_len_schedule"] = tensorrt(ranges)
@@ -224,7 +224,7 @@ def _llamacpp(spec: Spec, engine: EngineVersion) -> Launch:
 
 
 def _environment(options: Mapping[str, Value]) -> str:
-    """Return llama.cpp's options as an env file; those that it cannot hold stand in a comment."""
+    """Return llama.cpp's options as an env file; options that it cannot hold become a comment."""
     variables = schema("llamacpp")["nested"]["environment"]
     lines, flags = [], []
     for flag, value in options.items():

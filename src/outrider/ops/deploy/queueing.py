@@ -1,7 +1,7 @@
-"""A replica as a queue: how long requests take, by how many of them come.
+"""A replica as a queue: how long requests take at a given rate of arrivals.
 
-Requests come at random (Poisson) and begin in order of arrival. A prompt holds up the others; then
-all sequences get tokens at one speed, by their number. Nothing is cached or preempted.
+Requests arrive at random (Poisson) and begin in order. A prefill stalls running sequences; else all
+get tokens at one speed, which depends on their number. Nothing is cached or preempted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 Work = Callable[[Random], float]
 """Draws the tokens of a request after its first."""
 WARM_UP = 0.1
-"""Share of the requests that do not count: the first ones find an empty replica."""
+"""Share of the requests, the first ones, that do not count: they find an empty replica."""
 LEAST_SECONDS = 1e-12
 
 
@@ -25,21 +25,21 @@ LEAST_SECONDS = 1e-12
 class Replica:
     """A server with a queue.
 
-    ``prefill`` are the seconds of a prompt, ``token`` those between two tokens of a sequence where
-    1, 2, ... sequences run: as many as it has entries run at once.
+    ``prefill`` is the seconds of a prompt. ``token`` is the seconds between two tokens of a
+    sequence while 1, 2, ... sequences run; at most ``len(token)`` sequences run at once.
     """
 
     prefill: float
     token: tuple[float, ...]
 
     def limit(self, tokens: float) -> float:
-        """Return the requests per second that it sustains, of ``tokens`` after the first each."""
+        """Return the sustainable requests per second, each with ``tokens`` after the first."""
         taken = [self.prefill + tokens * each / n for n, each in enumerate(self.token, 1)]
         return 1 / max(min(taken), LEAST_SECONDS)
 
 
 class Done(NamedTuple):
-    """The seconds of a request: until it began, to its first token, between two, to the last."""
+    """The seconds of a request: until it began, to its first token, between tokens, to its end."""
 
     wait: float
     ttft: float
@@ -64,16 +64,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def simulate(replica: Replica, rate: float, work: Work, requests: int, seed: int = 0) -> QueueRun:
-    """Return what happens until so many requests are done, which come at ``rate`` a second.
+    """Return a simulation until ``requests`` requests are done, which arrive at ``rate`` a second.
 
-    Arrivals and work are the same for all replicas at a rate.
+    At one rate and seed, arrivals and work are the same for all replicas.
     """
     arrivals, lengths = Random(seed), Random(seed + 1)
     done: list[Done] = []
     waiting: deque[float] = deque()
-    # By the tokens that are given when a sequence ends; then arrival, begin, first token, tokens.
+    # A heap: ``given`` at a sequence's end, its arrival, begin, first token, and number of tokens.
     running: list[tuple[float, float, float, float, float]] = []
-    # ``given`` counts the tokens of a sequence that would run from the beginning on.
+    # ``given`` counts the tokens of a sequence that ran from the start of the simulation.
     now = given = occupied = 0.0
     coming = arrivals.expovariate(rate)
     while len(done) < requests:

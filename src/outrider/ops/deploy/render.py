@@ -32,14 +32,14 @@ class Rendered:
     notes: list[str]
 
     def text(self) -> str:
-        """Return all files as one text; each but a single one has its name above it."""
+        """Return all files as one text; if there are several, each has its name above it."""
         if len(self.files) == 1:
             return next(iter(self.files.values()))
         return "\n".join(f"# file: {name}\n{text}" for name, text in self.files.items())
 
 
 def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rendered:
-    """Return the files of a deployment in a format, with ``more`` notes; or raise ConfigError."""
+    """Return the files of a deployment in a format, with ``more`` notes. Raises ConfigError."""
     if form not in FORMATS:
         raise ConfigError(f"There is no format {shown(form)}; give {', '.join(FORMATS)}.")
     engine = capabilities.find(spec.engine, spec.engine_version)
@@ -66,13 +66,13 @@ def _notes(spec: Spec, engine: EngineVersion) -> list[str]:
 
 
 def _unused(spec: Spec, engine: EngineVersion) -> list[str]:
-    """Return the values that are set in the spec but that this engine has no option for."""
+    """Return the values set in the spec for which this engine has no option."""
     plain = Spec(target=Target(model=spec.target.model))
     return [each for each in engine.unused if attrgetter(each)(spec) != attrgetter(each)(plain)]
 
 
 def _with_notes(files: dict[str, str], notes: list[str]) -> dict[str, str]:
-    """Return the files with the notes as comments above the first that can hold comments."""
+    """Return the files with the notes as comments above the first file that allows comments."""
     for name in files:
         if not name.endswith(".json"):
             head = "".join(f"# {line}\n" for line in notes)
@@ -131,7 +131,7 @@ def _values(spec: Spec, engine: EngineVersion, launch: Launch) -> dict[str, Any]
 
 
 def _names(spec: Spec, engine: EngineVersion) -> dict[str, str]:
-    """Return the names that clients in a cluster call our server by; others ask for none."""
+    """Return the variable with our server's host names in a cluster; others need none."""
     short = f"{spec.service.name}.{spec.service.namespace}"
     hosts = f"{short},{short}.svc,{short}.svc.cluster.local"
     return {"OUTRIDER_ALLOWED_HOSTS": hosts} if engine.engine == "outrider" else {}
@@ -149,7 +149,7 @@ def _template(name: str) -> Any:
 
 
 def _for_compose(value: Any) -> Any:
-    """Return texts with the dollars doubled, which compose would else take for variables."""
+    """Return texts with each $ doubled; compose would take it for a variable."""
     if isinstance(value, list):
         return [_for_compose(each) for each in value]
     return str(value).replace("$", "$$")

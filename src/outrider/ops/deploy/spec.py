@@ -19,7 +19,7 @@ from ...errors import ConfigError, shown
 
 LARGEST_COUNT = 2**20
 PART = "deploy"
-"""The table of a config of ``outrider serve`` that holds a spec; that command leaves it."""
+"""The table in a config of ``outrider serve`` that holds a spec; that command ignores it."""
 
 
 def _line(text: str) -> str:
@@ -171,7 +171,7 @@ def parse(document: Mapping[str, Any], source: str = "the spec") -> Spec:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the TOML document of a file; the table ``deploy`` of one that ``tune`` wrote."""
+    """Return a file's TOML document; only the table ``deploy`` if it has one, as from ``tune``."""
     document = read_toml(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document
@@ -182,7 +182,7 @@ Model = TypeVar("Model", Target, SpecDrafter)
 
 
 def filled(spec: Spec) -> Spec:
-    """Return the spec with the facts of local checkpoints; what it states itself stays."""
+    """Return the spec with facts from local checkpoints added; values that it states stay."""
     target, drafter = _filled(spec.target), _filled(spec.drafter)
     return spec.model_copy(update={"target": target, "drafter": drafter})
 
@@ -200,11 +200,11 @@ def _filled(model: Model) -> Model:
 
 
 def _bytes(folder: str) -> int:
-    """Return the size of a folder's weights, 0 where there are none or they cannot be seen."""
+    """Return the bytes of a folder's weights; 0 if there are none or they cannot be read."""
     try:
         files = [file for file in Path(folder).glob("*.safetensors") if file.is_file()]
         return sum(file.stat().st_size for file in files)
-    except OSError:  # a hub name may be no path at all, such as one that is too long
+    except OSError:  # a hub name may be no valid path, such as one that is too long
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Old commands, Python calls and manifests as today's, with each change explained."""
+"""Translates old commands, Python calls and manifests, and explains each change."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .translation.rules import Change, Changes, Translated
 from .translation.shell import ASSIGNMENT, assignment, commands, known, plain, quoted, starts
 
 LONGEST_TEXT = 2**18
-"""Characters; the time that a text takes grows with its length."""
+"""Most characters of a text; the time of a translation grows with its length."""
 SHOWN_OF_COMMAND = 100
 PYTHON = re.compile(
     r"^[^\S\n]*(from\s+\S+\s+import|import\s+\w)|\b(LLM|\w*EngineArgs)\s*\(|\bAsyncLLMEngine\b"
     r"|[\w)\]]\.metrics\b",
     re.M,
 )
-# Blanks at the start of a line stop at its end: the time grew with the square of empty lines.
+# Leading blanks do not match newlines: time would grow with the square of the empty lines.
 MANIFEST = re.compile(r"""^[^\S\n]*(?:\{\s*)?["']?(apiVersion|kind)["']?\s*:""", re.M)
 
 
 def translate(text: str) -> Translated:
-    """Return today's form of an old command, of Python that calls vLLM, or of manifests.
+    """Return the current form of an old command, of Python that calls vLLM, or of manifests.
 
-    Raises ConfigError: the form is unknown, or cannot be had any more.
+    Raises ConfigError: the text has no known form, or it has no current equivalent.
     """
     if len(text) > LONGEST_TEXT:
         raise ConfigError(
@@ -81,7 +81,7 @@ def _shell(text: str) -> Translated:
 
 
 def _translator(words: list[str]) -> Callable[[list[str]], tuple[Launch, Changes]] | None:
-    """Return what translates a command; None if it launches no engine."""
+    """Return the function that translates a command; None if the command launches no engine."""
     if starts(words, "text-generation-launcher"):
         return vllm.tgi
     if starts(words, "llama-server", "server"):

@@ -1,4 +1,4 @@
-"""``checklist``: thirty points before production, ticked from facts or by answers, and kept."""
+"""``checklist``: thirty points to check before production, answered by facts or by people."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class PointAnswer(DataPart):
-    """The answer to a point, by whom, with what evidence, and when."""
+    """The answer to a point: its status, who gave it, on what evidence, and when."""
 
     status: Status = OPEN
     by: str = ""
@@ -61,7 +61,7 @@ def checklist(
     yes: Iterable[str] = (),
     no: Iterable[str] = (),
 ) -> State:
-    """Return the answers to all points: by facts, else as somebody says, else as in ``state``."""
+    """Return the answers to all points: from facts, else ``yes`` and ``no``, else ``state``."""
     said = _said(list(yes), list(no))
     known, limits = check_facts(facts or {}), check_thresholds({})
     today = datetime.now(UTC).date().isoformat()
@@ -91,7 +91,7 @@ def _said(yes: list[str], no: list[str]) -> dict[str, Status]:
 def _verified(
     point: Point, facts: Facts, limits: Mapping[str, float], date: str
 ) -> PointAnswer | None:
-    """Return what facts say of a point; None where they do not suffice."""
+    """Return the answer that facts give to a point; None if they do not suffice."""
     held = [holds(condition, facts, limits) for condition in point.verify]
     if not held or None in held:
         return None
@@ -106,7 +106,7 @@ class _KeptChecklist(Part):
 
 
 def read_state(file: Path) -> State:
-    """Return the answers that a file keeps; none where it does not exist yet."""
+    """Return the answers kept in a file; none if it does not exist yet."""
     if not file.exists():
         return {}
     text = read(file, str(file))
@@ -139,7 +139,7 @@ def save_state(state: Mapping[str, PointAnswer], file: Path) -> None:
 
 
 def markdown(state: Mapping[str, PointAnswer]) -> str:
-    """Return the list with its answers, and the remedies of what is not done."""
+    """Return the list with its answers, and checks and remedies of points that are not done."""
     lines, area = ["# Before production"], ""
     for point in points():
         if point.area != area:

@@ -24,7 +24,7 @@ from .observation import Observation, Source, observe
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of a symptom; ``likely`` where figures point to it, else none speaks against it."""
+    """A cause of a symptom; ``likely`` if figures point to it, else it is merely possible."""
 
     title: str
     likely: bool
@@ -56,7 +56,7 @@ class Problem:
 
 
 def symptoms() -> list[dict[str, Any]]:
-    """Return every symptom of the catalogue, its causes with it."""
+    """Return every symptom of the catalogue with its causes."""
     shared = data("symptoms")["causes"]
     return [
         {**each, "cause": each.get("cause") or shared[each["causes_of"]]}
@@ -65,7 +65,7 @@ def symptoms() -> list[dict[str, Any]]:
 
 
 def judge(facts: Facts, thresholds: Mapping[str, float], where: str = "") -> list[Problem]:
-    """Return the symptoms that facts show by all thresholds, in the catalogue's order."""
+    """Return the symptoms that facts show at these thresholds, in the catalogue's order."""
 
     def held(conditions: Sequence[str]) -> list[bool | None]:
         return [holds(each, facts, thresholds) for each in conditions]
@@ -82,7 +82,7 @@ def judge(facts: Facts, thresholds: Mapping[str, float], where: str = "") -> lis
 def _causes(
     entries: list[dict[str, Any]], facts: Facts, held: Callable[[Sequence[str]], list[bool | None]]
 ) -> tuple[Cause, ...]:
-    """Return the causes that nothing speaks against, likely ones first."""
+    """Return the causes that no fact contradicts, likely ones first."""
     causes = []
     for each in entries:
         conditions = each.get("when", [])
@@ -97,7 +97,7 @@ def _causes(
 
 
 def compare(seen: Observation, plain: Observation | None, before: Observation | None) -> None:
-    """Add what follows from the same without speculation, and from an earlier report."""
+    """Add the facts that follow from a plain run (no speculation) and from an earlier report."""
     facts = seen.facts
     if plain is not None:
         _ratio(facts, "ttft_ratio", facts.get("ttft"), plain.facts.get("ttft"))
@@ -113,7 +113,7 @@ def compare(seen: Observation, plain: Observation | None, before: Observation | 
 
 
 def derive(facts: dict[str, Value]) -> None:
-    """Add what follows from other facts: what was kept of before, and the cost of verification."""
+    """Add acceptance and speedup relative to before, and the cost of verification."""
     for name in ("acceptance", "speedup"):
         _ratio(facts, f"{name}_kept", facts.get(name), facts.get(f"{name}_before"))
     share = facts.get("draft_share")
@@ -131,7 +131,7 @@ def _ratio(
 
 
 def _match(one: Observation, others: list[Observation], option: str) -> Observation | None:
-    """Return the observation of the same run; the only one, where there is but one."""
+    """Return the observation of the same run, or the only one; None if there are none."""
     if len(others) == 1:
         return others[0]
     same = [other for other in others if other.where == one.where]
@@ -148,7 +148,7 @@ def look(
     key: str | None = None,
     seconds: float = 0.0,
 ) -> list[Observation]:
-    """Return all that is known of a source, compared and with stated facts; see there."""
+    """Return a source's observations, compared, with stated and derived facts; see ``diagnose``."""
     stated = check_facts(facts or {})
     number("seconds", seconds)
     without = [] if plain is None else observe(plain, key, seconds)
@@ -174,12 +174,12 @@ def diagnose(
 ) -> list[Problem]:
     """Return the problems of a server or a report, each with evidence, causes and remedies.
 
-    A source is a server's address, a file with metrics, facts or a report, or facts by name;
-    ``plain`` is the same without speculation, ``before`` an earlier one. ``facts`` are known
-    beside, and win; ``thresholds`` replace defaults, both by names of ``data/symptoms.toml``. An
-    endpoint with ``key`` is watched for ``seconds``; 0 takes what it counted since its start.
+    A source is a server's address, a file with metrics, facts or a report, or facts by name.
+    ``plain`` is the same without speculation, ``before`` an earlier one. ``facts`` override those
+    of the source and ``thresholds`` the defaults; ``data/symptoms.toml`` names both. A server,
+    asked with ``key``, is watched for ``seconds``; with 0 its counts since its start are used.
 
-    Raises ConfigError: an argument is wrong; EndpointError: a server is down, or not OpenAI's.
+    Raises ConfigError: an argument is wrong; EndpointError: a server is down or not OpenAI's.
     """
     limits = check_thresholds(thresholds or {})
     seen = look(source, plain, before, facts, key, seconds)
@@ -210,7 +210,7 @@ def markdown(seen: Sequence[Observation], problems: Sequence[Problem]) -> str:
 
 
 def _group(group: Sequence[Problem], several: bool) -> Iterator[str]:
-    """Yield one symptom and the remedies of its causes, each once; a few of several runs."""
+    """Yield one symptom and the remedies of its causes, each once; of several runs, a few."""
     yield from ("", f"## {group[0].title}", "")
     for problem in group[:MOST_RUNS_SHOWN]:
         where = f"{problem.where}: " if several else ""

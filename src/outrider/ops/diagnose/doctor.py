@@ -29,22 +29,22 @@ CHECK = (sys.executable, "-m", "outrider", "drafters", "check")
 PROBE_SECONDS = 240.0
 PACKAGES = ("outrider", "tokenizers", "safetensors", "numpy", *OF_TORCH)
 OF_EXTRA = re.compile(r"""extra == ["']torch["']""")
-"""In a requirement: it is of the extra that doctor looks at, too."""
+"""Matches requirements of the extra ``torch``, which doctor checks too."""
 COMPILERS = ("c++", "g++", "clang++")
 FEW_FILES, LEAST_FILES = 4096, 256
-"""Open files below which many clients, or any, are at risk."""
+"""Limits on open files below which many clients, or any clients, are at risk."""
 LITTLE_DISK = 5 * 10**9
 PORTS = 65_535
 LEAST_DRIVER = 525
-"""Of NVIDIA's drivers the first for CUDA 12."""
+"""The first version of NVIDIA's driver for CUDA 12."""
 PROCESSES = 600 << 20
 """Measured bytes of a server's two processes without weights and cache."""
 TIGHT_SHARE = 0.7
-"""Share of free memory above which a start leaves little for other programs."""
+"""Share of free memory above which a server at start leaves little to other programs."""
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at; ``status`` is ok, warn or fail, ``remedy`` what to do."""
+    """The result of one check; ``status`` is ok, warn or fail, ``remedy`` says what to do."""
 
     what: str
     found: str
@@ -55,9 +55,9 @@ class Finding(NamedTuple):
 def doctor(
     model: str | None = None, drafter: str | None = None, port: int = 8000, host: str = "127.0.0.1"
 ) -> list[Finding]:
-    """Return what this machine has for serving, each with a remedy where something is amiss.
+    """Return findings on this machine's fitness to serve, with a remedy for each problem.
 
-    A name of the hub is downloaded; port 0 is any. Raises ConfigError: the port is none.
+    A hub name is downloaded; port 0 is any. Raises ConfigError: a bad port, a drafter but no model.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= PORTS:
         raise ConfigError(f"port is {shown(port)}; give a whole number from 0 to {PORTS}.")
@@ -81,14 +81,14 @@ def doctor(
 def _finding(
     what: str, text: str, remedy: str = "", status: str = WARN, **values: object
 ) -> Finding:
-    """Return a finding; where a remedy is named, something is amiss."""
+    """Return a finding: a problem with ``status`` if ``remedy`` names one, else ok."""
     if not remedy:
         return Finding(what, text)
     return Finding(what, text, status, data("remedies")[remedy].format(**values))
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """Return a command's output, and why there is none."""
+    """Return a command's output, and the reason if there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ def _run(command: list[str]) -> tuple[str, str]:
 
 
 def _probe(models: list[str]) -> dict[str, Any]:
-    """Return what torch and the checkpoints say; ``error`` where torch says nothing."""
+    """Return the probe's report on torch and the checkpoints; only ``error`` if it fails."""
     text, why = _run([*PROBE, *models])
     try:
         probe = json.loads(text.splitlines()[-1])
@@ -110,7 +110,7 @@ def _probe(models: list[str]) -> dict[str, Any]:
 
 
 def versions() -> Iterator[Finding]:
-    """Yield the machine, Python, and packages with the versions that they should have."""
+    """Yield the machine, Python, and the packages with their required versions."""
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield Finding("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores to use")
     yield Finding("python", platform.python_version())
@@ -230,7 +230,7 @@ def _port(host: str, port: int) -> Finding:
 
 def _checkpoint(name: str, about: dict[str, Any]) -> Iterator[Finding]:
     if "error" in about:
-        # A head (EAGLE-3, Medusa) is no causal language model; the pair's check speaks of it.
+        # A head (EAGLE-3, Medusa) is no causal language model; the pair's check covers it.
         if name == "model":
             yield _finding(name, about["error"], "checkpoint", FAIL)
         return
@@ -296,13 +296,13 @@ def _pair(model: str, drafter: str) -> Iterator[Finding]:
 
 
 def pair_facts(model: str, drafter: str) -> dict[str, str]:
-    """Return what the pair's check says, as a fact of a diagnosis; nothing where it cannot tell."""
+    """Return the pair's check as the fact ``same_tokenizer``; empty if it has no result."""
     findings = [each for each in _pair(model, drafter) if each.what == "pair tokenizer"]
     return {"same_tokenizer": "yes" if findings[0].status == OK else "no"} if findings else {}
 
 
 def text_of(findings: list[Finding]) -> str:
-    """Return findings as text to paste, the remedies below what they are for."""
+    """Return findings as text to paste, each remedy below its finding."""
     wide = max(len(each.what) for each in findings)
     lines = []
     for each in findings:

@@ -19,7 +19,7 @@ TOKENS = 32
 
 
 class Endpoint:
-    """A server, by its address with or without ``/v1``; the key goes to this server only."""
+    """A server by its address, with or without ``/v1``; the key is sent to this server only."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = address(url)
@@ -73,6 +73,6 @@ class Endpoint:
 
 
 def differing(one: Endpoint, other: Endpoint) -> float:
-    """Return the share of a few greedy answers in which two servers differ."""
+    """Return the share of a few prompts to which two servers give different greedy answers."""
     pairs = list(zip(one.answers(), other.answers(), strict=True))
     return sum(mine != theirs for mine, theirs in pairs) / len(pairs)

@@ -24,14 +24,14 @@ LONGEST_COMPARED = 60
 
 
 class KnownFact(NamedTuple):
-    """A fact with its unit; ``unit`` is empty where it is a word."""
+    """A fact with its unit; ``unit`` is empty if the value is a word."""
 
     name: str
     value: Value
     unit: str
 
     def __str__(self) -> str:
-        """Return the figure for people."""
+        """Return the figure in readable form."""
         name = self.name.replace("_", " ")
         if isinstance(self.value, str):
             return f"{name}: {self.value}"
@@ -45,7 +45,7 @@ class KnownFact(NamedTuple):
 
 
 def figure(name: str, facts: Facts) -> KnownFact:
-    """Return a fact that is known, with its unit."""
+    """Return a known fact with its unit."""
     return KnownFact(name, facts[name], data("symptoms")["fact"][name]["unit"])
 
 
@@ -64,7 +64,7 @@ def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool
 
 
 class Named(NamedTuple):
-    """The fact that a name means, and how many units of the name make one of the fact."""
+    """The fact that a name refers to, and how many units of the name make one unit of the fact."""
 
     fact: str
     scale: float
@@ -93,12 +93,12 @@ def named(name: object) -> Named | None:
 
 
 def near(name: object, likeness: float = 0.6) -> str | None:
-    """Return the known name nearest to an unknown one; None if their likeness is too small."""
+    """Return the known name closest to an unknown one; None if they are not similar enough."""
     return _close(name, names(), likeness)
 
 
 def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
-    """Return given facts under our names; numbers may be text, None means unknown."""
+    """Return given facts under our names; a number may be given as text, and None is unknown."""
     checked: dict[str, Value] = {}
     said: dict[str, str] = {}
     for name, value in facts.items():
@@ -144,7 +144,7 @@ def _word(what: str, value: object, entry: Mapping[str, Any]) -> str:
 def check_thresholds(
     given: Mapping[str, object], known: Mapping[str, Any] | None = None, listed: str = LISTED
 ) -> dict[str, float]:
-    """Return all thresholds of a table: its defaults, and those given instead."""
+    """Return all thresholds of a table: its defaults, replaced by those given."""
     known = data("symptoms")["threshold"] if known is None else known
     limits = {name: float(each["value"]) for name, each in known.items()}
     for name, value in given.items():
@@ -158,7 +158,7 @@ def check_thresholds(
 
 
 def number(what: str, value: object) -> float:
-    """Return a value as a number; it may be a text."""
+    """Return a value as a number; it may be given as text."""
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError

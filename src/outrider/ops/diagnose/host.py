@@ -14,7 +14,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 class Gpu(NamedTuple):
-    """A GPU as nvidia-smi tells it: memory in MiB, busy as a share of the last moment."""
+    """A GPU as reported by nvidia-smi: memory in MiB, ``busy`` the recent utilisation (share)."""
 
     name: str
     driver: str
@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs of this machine, none where nvidia-smi is missing or fails."""
+    """Return the GPUs of this machine; none if nvidia-smi is missing or fails."""
     try:
         done = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -33,7 +33,7 @@ def gpus() -> list[Gpu]:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Return the GPUs in nvidia-smi's table; lines that are none are passed over."""
+    """Return the GPUs in nvidia-smi's table; other lines are skipped."""
     devices = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -46,7 +46,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
-    """Return the bytes of memory that are available, and those there are; None if nobody knows."""
+    """Return the bytes of available memory and of all memory; None if they are unknown."""
     try:
         kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB", file.read_text(), re.M))
         return 1024 * int(kilobytes["MemAvailable"]), 1024 * int(kilobytes["MemTotal"])
@@ -55,7 +55,7 @@ def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
 
 
 def load_facts(busy: bool) -> dict[str, float | str]:
-    """Return memory in use and utilisation of this machine; the latter while the server works."""
+    """Return this machine's memory in use, and its utilisation if ``busy``: the server works."""
     facts: dict[str, float | str] = {}
     devices = [gpu for gpu in gpus() if gpu.total > 0]
     if devices:

@@ -22,16 +22,16 @@ from .host import load_facts
 
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
-"""Keys that tell the runs of a report apart."""
+"""Keys that distinguish the runs of a report."""
 MOST_KEYS_NAMED = 3
 LIKENESS_BESIDE_KNOWN, LIKENESS_ALONE = 0.6, 0.8
-"""From which an unknown key may be a misspelt fact: beside known keys, and alone."""
+"""Similarity from which an unknown key may be a misspelt fact: beside known keys, and alone."""
 Source = str | Path | Mapping[str, Any]
 
 
 @dataclass
 class Observation:
-    """Facts of one server or one run; ``notes`` say what could not be read."""
+    """Facts of one server or one run; ``notes`` list what could not be read."""
 
     where: str
     facts: dict[str, Value]
@@ -41,7 +41,7 @@ class Observation:
     notes: list[str] = field(default_factory=list)
 
     def saved(self) -> dict[str, Any]:
-        """Return it as an object that ``observe`` reads again from a JSON file."""
+        """Return the observation as an object that ``observe`` can read from a JSON file."""
         told = {} if self.page is None else facts_of(self.page)
         other = {name: value for name, value in self.facts.items() if told.get(name) != value}
         lines = [] if self.page is None else self.page.lines()
@@ -49,12 +49,12 @@ class Observation:
 
 
 def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> list[Observation]:
-    """Return what a source tells, one observation for each run of a report.
+    """Return the observations of a source, one for each run of a report.
 
-    It is an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by name,
-    a saved diagnosis, a report of ``outrider bench`` or ``vllm bench serve``; or such an object.
+    An address, a file with a page of ``/metrics`` or JSON, or an object like that JSON: facts or
+    metrics by name, a saved diagnosis, a report of ``outrider bench`` or ``vllm bench serve``.
 
-    Raises ConfigError: the source is none, or has another shape; EndpointError: the server is down.
+    Raises ConfigError: the source has no known form; EndpointError: the server is down.
     """
     if isinstance(source, Mapping):
         return of_json(source, "what was given")
@@ -73,9 +73,9 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
 
 
 def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> Observation:
-    """Return what a running server tells, and this machine where the server is on it.
+    """Return the facts of a running server, and this machine's if the server runs on it.
 
-    It is counted within ``seconds``, else from an earlier page on, else since the server's start.
+    Counts cover the next ``seconds``, else the time since an earlier page, else since its start.
     """
     endpoint.model()
     if seconds > 0:
@@ -94,7 +94,7 @@ def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> 
 
 
 def of_page(page: Page, where: str) -> Observation:
-    """Return the facts of a page of metrics, which must be those of an engine that is known."""
+    """Return the facts of a page of metrics, which must come from a known engine."""
     facts = facts_of(page)
     if not facts:
         what = "metrics of a known engine" if page.samples else "metrics in Prometheus' format"
@@ -106,7 +106,7 @@ def of_page(page: Page, where: str) -> Observation:
 
 
 def read_file(file: Path) -> list[Observation]:
-    """Return what a file tells."""
+    """Return the observations in a file."""
     try:
         text = read(file, str(file)).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -239,7 +239,7 @@ def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observa
 
 
 def _other_facts(run: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the facts that a report tells in other words than ours."""
+    """Return the facts that a report has under other names than ours."""
     facts: dict[str, Value] = {}
     if run.get("drafter") in (*LOOKUPS, "prediction"):
         facts["method"] = "lookup"
@@ -284,12 +284,12 @@ def _number(value: object) -> float | None:
 
 
 PLAIN = ("running", "waiting", "kv_usage", "requests", "prefix_hits", "acceptance_length")
-"""Facts that are metrics as they are."""
+"""Facts that are metrics without conversion."""
 SHARES = ("kv_usage", "prefix_hits", "acceptance")
 
 
 def facts_of(page: Page) -> dict[str, Value]:
-    """Return the facts that a page tells; none of an engine that is unknown."""
+    """Return the facts on a page; none if the engine is unknown."""
     seen = Figures.of(page)
     if seen is None:
         return {}
@@ -310,7 +310,7 @@ def facts_of(page: Page) -> dict[str, Value]:
     ends = page.by_label(seen.names.get("requests", ""), "finished_reason")
     _share(facts, "answers_cut", ends.get("length", 0.0), sum(ends.values()))
     _speculation(facts, seen)
-    # Only Outrider tells what follows.
+    # Only Outrider reports the rest.
     drafting, verifying = seen.total("drafting"), seen.total("verifying")
     if drafting is not None and verifying is not None:
         _share(facts, "draft_share", drafting, drafting + verifying)
@@ -329,7 +329,7 @@ def _share(facts: dict[str, Value], name: str, part: float | None, whole: Any) -
 
 
 def _speculation(facts: dict[str, Value], seen: Figures) -> None:
-    """Add acceptance, from counters where there are some, else from gauges."""
+    """Add acceptance, from counters if there are any, else from gauges."""
     drafted, accepted = seen.total("drafted"), seen.total("accepted")
     length = facts.get("acceptance_length")
     if drafted is None or accepted is None:
@@ -348,7 +348,7 @@ def _speculation(facts: dict[str, Value], seen: Figures) -> None:
 
 
 def add_survival(facts: dict[str, Value], survival: list[float]) -> None:
-    """Add what survival by position tells."""
+    """Add draft length, and survival at the first and last position."""
     if survival:
         facts["draft_length"] = float(len(survival))
         facts["first_survival"] = min(1.0, survival[0])

@@ -1,4 +1,4 @@
-"""The rules of the guard: what it does about what it sees. No I/O, no clock of its own."""
+"""The rules of the guard: what to do about what it observes. No I/O, no clock of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .policy import Policy
 from .states import Decision, DraftingState, GuardEvent, GuardTrack, GuardView, Level, Place, State
 
 URGENT = (DOWN, "errors", "memory_critical")
-"""Signals that move traffic at once, whatever was changed a moment ago."""
+"""Signals that move traffic at once, even right after another change."""
 FORCIBLE = ("normal", "reduced", "plain", "standby")
 NO_TRAFFIC = (0, 100)
 
 
 def decide(state: State, seen: GuardView, policy: Policy, now: float) -> Decision:
-    """Return what to do, and why; ``now`` are seconds since the epoch, as states are kept."""
+    """Return what to do, and why; ``now`` is in seconds since the epoch, as in the state."""
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
         if seen.trouble is None:
@@ -34,7 +34,7 @@ def decide(state: State, seen: GuardView, policy: Policy, now: float) -> Decisio
 
 
 def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, tuple[int, int] | None]:
-    """Return a body for ``/v1/speculation``, and weights; None where the guard has no say."""
+    """Return a body for ``/v1/speculation``, and weights; None for what the guard leaves alone."""
     drafting: dict[str, Any] | None = None
     if state.drafting.level == Level.REDUCED:
         drafting = {"enabled": True, "num_speculative_tokens": state.reduced_to}
@@ -58,19 +58,19 @@ def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, tuple[i
 
 
 def own_share(state: State) -> float:
-    """Return the engine's share of traffic by the weights that its operator set."""
+    """Return the engine's share of traffic under the operator's weights."""
     engine, standby = state.own_weights or (1, 0)
     return engine / max(1, engine + standby)
 
 
 def stages(state: State, policy: Policy) -> tuple[float, ...]:
-    """Return the engine's shares in a probation: those below its own, or that alone."""
+    """Return the engine's shares in a probation: the stages below its own share, else its own."""
     own = own_share(state)
     return tuple(share for share in policy.recovery.stages if share < own) or (own,)
 
 
 class _Turn:
-    """One evaluation: the new state grows here."""
+    """One evaluation, which builds the new state."""
 
     def __init__(self, state: State, seen: GuardView, policy: Policy, now: float) -> None:
         self.state, self.seen, self.policy, self.now = state, seen, policy, now
@@ -89,18 +89,18 @@ class _Turn:
             self.alerts["standby_cold"] = "The standby's model does not answer."
 
     def decision(self, pending: dict[str, float]) -> Decision:
-        """Return what the turn came to."""
+        """Return the result of the evaluation."""
         state = replace(self.state, pending=pending, seen=self.now)
         return Decision(state, tuple(self.events), self.alerts, self.reasons)
 
     @property
     def settled(self) -> bool:
-        """Return whether the last change is long enough ago for another that is not urgent."""
+        """Return whether the last change is long enough ago to make another non-urgent one."""
         last = max(self.state.drafting.since, self.state.traffic.since)
         return not 0 <= self.now - last < self.policy.recovery.cooldown
 
     def run(self, verdict: Judgement) -> None:
-        """Make at most one change; the most urgent reason comes first."""
+        """Make at most one change, for the most urgent reason."""
         place = self.state.traffic.level
         if place == Place.STANDBY:
             self._at_standby(STANDBY_DOWN in verdict.bad)
@@ -120,7 +120,7 @@ class _Turn:
     # Traffic to the standby
 
     def _reason_to_leave(self, verdict: Judgement, place: str) -> str | None:
-        """Return the signal that asks for the standby; None for none."""
+        """Return the signal for which traffic should go to the standby; None if there is none."""
         for name in URGENT:
             if name in verdict.bad:
                 return name
@@ -139,7 +139,7 @@ class _Turn:
         return None
 
     def _leave(self, cause: str, verdict: Judgement) -> bool:
-        """Move traffic to the standby, unless that would be blind or worse."""
+        """Move traffic to the standby, unless it cannot take it or is no better."""
         errors = 1.0 if cause == DOWN else verdict.values.get("errors", 0.0)
         if not self._standby_fits(cause, errors, verdict):
             return False
@@ -156,7 +156,7 @@ class _Turn:
         if not policy.can_shift:
             self.alerts["no_standby"] = f"{cause} is bad, and the policy has nowhere to shift to."
         elif seen.weights is None:
-            pass  # a dead switch has its alert
+            pass  # a dead switch has its own alert
         elif seen.weights[0] == 0:
             self.alerts["no_traffic"] = f"{cause} is bad, but the engine has no traffic already."
         elif not seen.warm:
@@ -185,7 +185,7 @@ class _Turn:
     # Traffic at the standby, and back
 
     def _at_standby(self, dead: bool) -> None:
-        """Leave a standby that fails or is dead, or try the engine again when it is time."""
+        """Leave the standby if it fails or is dead; try the engine again when it is time."""
         other = figures(self.seen.standby, self.policy, self.policy.minimum.requests)
         theirs, limit = other.get("errors", 0.0), self.policy.signals["errors"].bad
         if dead or theirs > limit:
@@ -201,8 +201,8 @@ class _Turn:
         elif self.seen.answers is not True:
             self.reasons["return"] = "the engine's model does not answer yet"
         elif unclear := self._unclear(figures(self.seen.engine, self.policy, 1.0)):
-            # Requests that were under way when traffic left end later; a try that began before they
-            # are out of the window would be judged by them.
+            # Requests that were running when traffic left end later; a try that began while they
+            # are in the window would be judged by them.
             self.reasons["return"] = f"{unclear} of the engine is not clear over a whole window yet"
         elif own_share(self.state) == 0:
             text = "the engine answers; it had no traffic before"
@@ -213,7 +213,7 @@ class _Turn:
             self._go(Place.PROBING, track.cause, "probe", text, errors=track.errors)
 
     def _unclear(self, values: Mapping[str, float]) -> str:
-        """Return the first figure that is not clear, "" for none."""
+        """Return the first figure that is not clear; "" if all are."""
         names = (x for x in ("errors", "p99", "memory") if x in values)
         return next((x for x in names if not self.policy.signals[x].is_clear(values[x])), "")
 
@@ -252,12 +252,12 @@ class _Turn:
     # Drafting
 
     def _weak(self, verdict: Judgement) -> bool:
-        """Return whether speculation loses time; without a known speedup acceptance decides."""
+        """Return whether speculation loses time: bad acceptance, and no good speedup known."""
         pays = "speedup" in verdict.values and "speedup" not in verdict.bad
         return "acceptance" in verdict.bad and not pays
 
     def _reduce(self, verdict: Judgement) -> bool:
-        """Draft less where speculation loses time; only note it where the engine chooses K."""
+        """Draft less if speculation loses time; only note it if the engine chooses K."""
         drafting, policy = self.seen.drafting, self.policy
         if not policy.engine.has_switch or drafting is None or not drafting.enabled:
             return False
@@ -271,7 +271,7 @@ class _Turn:
         return True
 
     def _note(self, in_use: int, verdict: Judgement) -> None:
-        """Put on record, once, what the engine's own controller is there to handle."""
+        """Record once what the engine's own controller should handle."""
         stopped = in_use == 0
         noted = stopped or self._weak(verdict)
         if noted and not self.state.noted:
@@ -292,7 +292,7 @@ class _Turn:
         self._go(level, cause, action, f"{why}: {what}", wait=self._longer(self.state.drafting))
 
     def _note_own(self, drafting: DraftingState) -> None:
-        """Keep the switch as its operator set it, before it is changed."""
+        """Save the operator's setting of the switch before it is changed."""
         if self.state.drafting.level == Level.OWN:
             own, reduced = self.state.own_drafting or drafting, max(1, drafting.in_use // 2)
             self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
@@ -339,10 +339,10 @@ class _Turn:
             for name in ("acceptance", "speedup")
         )
 
-    # A person's word
+    # Forced modes
 
     def obey(self, mode: str) -> None:
-        """Go to the mode that a person holds the guard in, if that can be done."""
+        """Go to the mode that a person forces, if that is possible."""
         state = self.state
         if mode == "standby":
             ready = self.policy.can_shift and self.seen.weights is not None and self.seen.warm
@@ -366,7 +366,7 @@ class _Turn:
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
         self._go(level, "forced", actions[level], f"a person set drafting to {level}")
 
-    # Small parts
+    # Helpers
 
     def _due(self, track: GuardTrack) -> bool:
         return self.now >= track.retry_at
@@ -388,7 +388,7 @@ class _Turn:
         self, to: Level | Place, cause: str, action: str, text: str, *, wait: float | None = None,
         stage: int = 0, errors: float = 0.0,
     ) -> None:  # fmt: skip
-        """Bring drafting to a level, or traffic to a place, and put that on record."""
+        """Set drafting to a level, or traffic to a place, and record an event."""
         name, own = "drafting" if isinstance(to, Level) else "traffic", self.state.own_weights
         if isinstance(to, Place) and to != Place.OWN and own is None:
             own = self.seen.weights

@@ -26,9 +26,9 @@ WEBHOOK_SECONDS = 2.0
 
 
 class Events:
-    """Tells each event once: a step when it is made, an alert when it begins and when it ends.
+    """Reports each event once: a step when it is made, an alert when it begins and when it ends.
 
-    ``webhook`` is an address that gets each as JSON; a failure is only logged.
+    Each is posted as JSON to the address ``webhook``; a failure of that is only logged.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Events:
             self._alert.labels(alert).set(0)
 
     def listen(self, address: str) -> None:
-        """Serve the metrics, or raise ConfigError: the port is taken."""
+        """Serve the metrics. Raises ConfigError: the address cannot be used."""
         host, _, port = address.rpartition(":")
         try:
             self._server = start_http_server(int(port), host.strip("[]"), self.registry)
@@ -61,7 +61,7 @@ class Events:
             raise ConfigError(f"listen = {address!r} cannot be served: {why}.") from None
 
     def close(self) -> None:
-        """Stop to serve the metrics."""
+        """Stop serving the metrics."""
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
@@ -69,7 +69,7 @@ class Events:
             thread.join()
 
     def gauges(self, mode: str, warm: bool | None, leads: bool) -> None:
-        """Set what is true now; ``warm`` is None where nobody asked the standby."""
+        """Set the gauges; ``warm`` is None if the standby was not asked."""
         for each in MODES:
             self._state.labels(each).set(each == mode)
         self._warm.set(nan if warm is None else warm)
@@ -96,11 +96,11 @@ class Events:
             self._post(entry)
 
     def also(self, name: str, text: str) -> None:
-        """Raise an alert beside the present ones."""
+        """Raise an alert in addition to the active ones."""
         self.alert({**self._alerts, name: text})
 
     def alert(self, alerts: Mapping[str, str]) -> None:
-        """Tell alerts that begin, and those that end."""
+        """Report alerts that begin and alerts that end."""
         for name in set(self._alerts) | set(alerts):
             self._alert.labels(name).set(name in alerts)
         for name, text in alerts.items():

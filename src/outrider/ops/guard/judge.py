@@ -9,16 +9,16 @@ from .policy import Policy
 from .states import GuardView, Place, Side, State
 
 DOWN = "down"
-"""The signal of an engine that neither its metrics nor its model answer for."""
+"""The signal of an engine of which neither metrics nor model answer."""
 STANDBY_DOWN = "standby_down"
-"""The same of the standby."""
+"""The same signal of the standby."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The signals in an evaluation: ``bad`` for as long as the policy says, ``pending`` since when.
+    """The signals ``bad`` for long enough; ``pending`` has since when each is beyond its limit.
 
-    ``reasons`` has a sentence on each, ``values`` the figures that count.
+    ``reasons`` has a text for each signal, ``values`` the figures that were judged.
     """
 
     bad: frozenset[str]
@@ -28,14 +28,14 @@ class Judgement:
 
 
 def judge(state: State, seen: GuardView, policy: Policy, now: float) -> Judgement:
-    """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
-    # A probation has few requests, and must be judged by them.
+    """Return the verdict on the engine; figures from too little traffic are ignored."""
+    # A probation sees few requests, and must be judged by them.
     least = policy.recovery if state.traffic.level == Place.PROBING else policy.minimum
     values = figures(seen.engine, policy, least.requests)
     pending: dict[str, float] = {}
     bad: set[str] = set()
     reasons: dict[str, str] = {}
-    # What was bad before a long silence may have been good in between.
+    # A signal that was bad before a long gap may have been good in between.
     before = {} if now - state.seen > max(3 * policy.interval, policy.window) else state.pending
     for name, server, answers in (
         (DOWN, seen.engine, seen.answers), (STANDBY_DOWN, seen.standby, seen.warm),
@@ -43,7 +43,7 @@ def judge(state: State, seen: GuardView, policy: Policy, now: float) -> Judgemen
         if server.up is True or answers is not False:
             continue
         pending[name] = min(before.get(name, now), now)
-        # A server that nobody lists any more is believed gone only after a window.
+        # A server that the source no longer lists counts as gone only after a window.
         if server.up is False or now - pending[name] >= policy.window:
             bad.add(name)
     if DOWN in bad:
@@ -69,7 +69,7 @@ def judge(state: State, seen: GuardView, policy: Policy, now: float) -> Judgemen
 
 
 def figures(side: Side, policy: Policy, requests: float) -> dict[str, float]:
-    """Return the figures of a server that have enough traffic behind them."""
+    """Return the figures of a server that come from enough traffic."""
     values: dict[str, float | None] = {"memory": side.memory, "memory_critical": side.memory}
     if side.requests is not None and side.requests >= requests:
         values |= {"errors": side.errors, "p99": side.p99}

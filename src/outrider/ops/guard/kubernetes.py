@@ -20,8 +20,8 @@ INVALID = 422
 class Cluster:
     """One API server, by the address that ``kubectl proxy`` prints, or the pod's own cluster.
 
-    ``key_env`` is a variable with a token; the account's is used unless it is given. Raises
-    ConfigError: there is no address, and this is no pod.
+    ``key_env`` is a variable with a token; without it the account's token is used. Raises
+    ConfigError: no address is given, and this is no pod.
     """
 
     def __init__(self, url: str | None, key_env: str | None = None) -> None:
@@ -43,13 +43,13 @@ class Cluster:
 
     def ask(self, path: str, body: Any = None, *, method: str | None = None,
             kind: str = "application/json", seconds: float = SECONDS) -> Answer:  # fmt: skip
-        """Return the answer to a request, or raise EndpointError: nobody answers."""
+        """Return the answer to a request. Raises EndpointError: there is no answer."""
         return call(self.url + path, body, method=method, key=self._key(), seconds=seconds,
                     tls=self._tls,
                     headers={"Content-Type": kind} if body is not None else None)  # fmt: skip
 
     def _key(self) -> str | None:
-        """Return the token, which is read anew, since the account's is renewed."""
+        """Return the token; it is read each time, since the account's token is renewed."""
         if self._key_env:
             return os.environ.get(self._key_env)
         try:

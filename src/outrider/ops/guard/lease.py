@@ -23,14 +23,14 @@ MOST_LEASE_SECONDS = 86400.0
 
 
 class FileLease:
-    """A lock of the kernel's on a file: it ends with its process, however that ends."""
+    """A kernel lock on a file, which ends with its process, however that ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def hold(self, now: float) -> str | None:
-        """Take the lock on the file that has the name at present; see ``GuardLease``."""
+        """Take the lock on the file that is now at the path; see ``GuardLease``."""
         if self._is_there():
             return None
         self.release()
@@ -45,27 +45,27 @@ class FileLease:
             os.close(file)
             return f"Another guard acts (process {other or 'unknown'}); this one only watches."
         self._file = file
-        with suppress(OSError):  # on a full disk the lock holds without the number
+        with suppress(OSError):  # on a full disk the lock holds without the process id
             os.ftruncate(file, 0)
             os.write(file, f"{os.getpid()}\n".encode())
         return None
 
     def _is_there(self) -> bool:
-        """Return whether there is a lock, on the file that others would lock."""
+        """Return whether this guard has a lock on the file that is now at the path."""
         with suppress(OSError):
             if self._file is not None:
                 return os.path.samestat(os.fstat(self._file), os.stat(self._path))
         return False
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 class KubernetesLease:
-    """A Lease of ``coordination.k8s.io``: whoever renewed it last has it until it runs out.
+    """A Lease of ``coordination.k8s.io``: the last guard that renewed it holds it until it expires.
 
     It expires when this guard has seen no renewal for its duration, as in client-go's leader
     election. Clocks of different machines are not compared.
@@ -113,7 +113,7 @@ class KubernetesLease:
         return f"The Lease {self._name} cannot be written ({reason(answer)})."
 
     def _ran_out(self, spec: dict[str, Any], now: float) -> bool:
-        """Return whether the holder did not renew it for its duration."""
+        """Return whether the holder has not renewed the Lease for its duration."""
         seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
         if seen != self._seen:
             self._seen, self._since = seen, now
@@ -137,12 +137,12 @@ class KubernetesLease:
         }
 
     def release(self) -> None:
-        """Let it run out."""
+        """Do nothing: the Lease expires."""
 
 
 GuardLease = FileLease | KubernetesLease
-"""A right that one guard has at a time: ``hold`` takes or renews it, and returns None if this guard
-has it, else a sentence on who does."""
+"""A right that one guard holds at a time. ``hold`` takes or renews it, and returns None if this
+guard has it, else a sentence that says why not."""
 
 
 def lease(policy: Policy) -> GuardLease:

@@ -1,4 +1,4 @@
-"""The guard at work: look, decide, write down, change, confirm."""
+"""The guard's loop: observe, decide, save the decision, change, confirm."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ T = TypeVar("T")
 
 
 class StoppedError(Exception):
-    """A signal came while the guard waited for something."""
+    """A signal arrived while the guard was waiting."""
 
 
 class GuardStop:
-    """Asks a guard to end: between two evaluations, or at once while it waits."""
+    """Stops a guard: between two evaluations, or at once while it waits."""
 
     def __init__(self) -> None:
         self.asked = False
         self._waits = False
 
     def ask(self, *_: Any) -> None:
-        """Ask it; this is a signal handler."""
+        """Request the stop; this is a signal handler."""
         self.asked = True
         if self._waits:
             self._waits = False
@@ -43,7 +43,7 @@ class GuardStop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the code inside, which changes nothing, at once by StoppedError."""
+        """Let a signal end the code inside at once by StoppedError; it must change nothing."""
         self._waits = True
         try:
             if self.asked:
@@ -54,16 +54,16 @@ class GuardStop:
 
 
 def steady(begin: float | None = None) -> Callable[[], float]:
-    """Return a monotonic clock that begins at the wall clock's time."""
+    """Return a monotonic clock that starts at ``begin``, by default the wall clock's time."""
     ahead = (time.time() if begin is None else begin) - time.monotonic()
     return lambda: time.monotonic() + ahead
 
 
 class Guard:
-    """A guard of one engine; its parts can be given, for tests.
+    """A guard of one engine; tests can pass in its parts.
 
-    The state is on disk before anything is changed, and says what must be true afterwards; each
-    evaluation puts into force what is not. So a guard that dies in between goes on where it was.
+    The state, which says what must be true, is on disk before anything is changed; each evaluation
+    enforces it. So a guard that dies in between continues where it was.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Guard:
     def run(self) -> None:
         """Evaluate every interval until asked to stop; an evaluation that fails is an alert.
 
-        Raises ConfigError: the first one cannot write the folder, or the policy cannot be used.
+        Raises ConfigError: the first evaluation cannot write the folder, or the policy is unusable.
         """
         if self.policy.listen is not None:
             self.events.listen(self.policy.listen)
@@ -98,7 +98,7 @@ class Guard:
                 except StoreError as error:
                     if not began:
                         raise
-                    # The disk may be full for a while; until it has room nothing is changed.
+                    # The disk may be full for a while; nothing is changed until it has room.
                     self.events.also("folder", str(error))
                 except (ConfigError, StoppedError):
                     raise
@@ -114,18 +114,18 @@ class Guard:
             self.events.close()
 
     def turn(self) -> Decision | None:
-        """Evaluate once; None where another guard acts."""
+        """Evaluate once and return the decision; None if another guard acts."""
         now = self.clock()
         if not self._may_act(now):
             return None
-        if not self._leads:  # what the one before has written counts
+        if not self._leads:  # the state of the guard before this one counts
             self.state, self._leads = self._load(), True
             self.events.tell("note", f"this guard acts; the state is {self.state.mode}")
         alerts = self._commands()
         with self.stop.at_once():
             seen = look(self.state, self.policy, self.source, self.drafting, self.traffic, now)
         decision = decide(self.state, seen, self.policy, now)
-        # Servers that answer slowly may have outlasted a lease.
+        # The lease may have expired while slow servers answered.
         if not self._may_act(self.clock()):
             return None
         alerts |= decision.alerts
@@ -158,7 +158,7 @@ class Guard:
         return other is None
 
     def _commands(self) -> dict[str, str]:
-        """Apply a person's command to the state; return alerts, if it cannot be read."""
+        """Apply a person's command to the state; return an alert if it cannot be read or saved."""
         try:
             said, mode = self.store.commanded()
             if not said:
@@ -173,7 +173,7 @@ class Guard:
         return {}
 
     def _pretend(self, decision: Decision) -> None:
-        """Tell what would be done, once; levels stay as they are."""
+        """Report once what would be done; levels stay as they are."""
         told = tuple(event.action for event in decision.events)
         if told != self._told:
             for event in decision.events:
@@ -182,12 +182,12 @@ class Guard:
         self.state = replace(self.state, pending=decision.state.pending, seen=decision.state.seen)
 
     def _carry_out(self, decision: Decision, seen: GuardView) -> dict[str, str]:
-        """Write the decision down, put it into force, and return what failed."""
+        """Save the decision, enforce it, and return alerts on what failed."""
         before = self.state
         self.store.save(decision.state)
         self.state = decision.state
         actions = tuple(event.action for event in decision.events)
-        again = bool(actions) and actions == self._failing  # tried at each evaluation, told once
+        again = bool(actions) and actions == self._failing  # tried each time, reported once
         for event in () if again else decision.events:
             self.events.tell("decided", event.text, action=event.action, signal=event.signal)
         if seen.trouble is not None and self.state.forced is None:
@@ -210,7 +210,7 @@ class Guard:
         return {"failed": " ".join(failed.values())} if failed else {}
 
     def _enforce(self, seen: GuardView) -> tuple[list[str], dict[str, str]]:
-        """Put the state into force; return the tracks that changed, and by track why not."""
+        """Enforce the state; return the tracks that changed, and by track why enforcing failed."""
         changed: list[str] = []
         failed: dict[str, str] = {}
         for track, enforce in (("traffic", self._set_traffic), ("drafting", self._set_drafting)):
@@ -222,7 +222,7 @@ class Guard:
         return changed, failed
 
     def _set_traffic(self, seen: GuardView) -> bool:
-        """Set the weights that the state wants; whether they were others."""
+        """Set the weights that the state asks for; return whether they were different."""
         weights = wanted(self.state, self.policy)[1]
         if weights is None or self.traffic is None or seen.weights is None:
             return False
@@ -235,7 +235,7 @@ class Guard:
         return weights != seen.weights
 
     def _set_drafting(self, seen: GuardView) -> bool:
-        """Set the drafting that the state wants; whether it was another."""
+        """Set the drafting that the state asks for; return whether it was different."""
         drafting = wanted(self.state, self.policy)[0]
         if drafting is None or self.drafting is None or seen.drafting is None:
             return False
@@ -266,7 +266,7 @@ def look(
     state: State, policy: Policy, source: FigureSource, drafting: SpeculationSwitch | None,
     traffic: TrafficSwitch | None, now: float,
 ) -> GuardView:  # fmt: skip
-    """Return what is true now; whatever does not answer leaves a sentence on why."""
+    """Return the present state of everything; what does not answer leaves the reason."""
     answers = None
     sides, trouble = _asked(lambda: source.read(now))
     drafts, drafting_trouble = _asked(drafting.read) if drafting else (None, None)
@@ -284,7 +284,7 @@ def look(
 
 
 def _asked(ask: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return an answer, or why there is none."""
+    """Return an answer, or the reason why there is none."""
     try:
         return ask(), None
     except (EndpointError, SwitchError) as error:
@@ -292,7 +292,7 @@ def _asked(ask: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def is_warm(server: GuardedServer, seconds: float) -> bool:
-    """Return whether a server's model writes a token within ``seconds``; first ask for its name."""
+    """Return whether a server answers with its model's name and one token within ``seconds``."""
     deadline = Deadline(seconds)
     try:
         models = call(f"{server.root}/v1/models", key=server.key, seconds=seconds).json()

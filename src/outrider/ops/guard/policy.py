@@ -1,4 +1,4 @@
-"""The policy of a guard: a TOML file, checked whole before anything is watched."""
+"""The policy of a guard: a TOML file, fully checked before anything is watched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = (
     "up", "done", "failed", "running", "tokens", "p99", "memory", "drafted", "accepted", "speedup",
     "draft_length",
 )  # fmt: skip
-"""The figures that a source is asked for, by the names of ``[source.queries]``."""
+"""The figures that a source gives, by their names in ``[source.queries]``."""
 MOST_SECONDS = 7 * 86400.0
 LEAST_SECONDS = 0.1
 HAPROXY_NAME = re.compile(r"[\w.:-]+")
@@ -31,7 +31,7 @@ PORT = re.compile(r".+:(\d{1,5})")
 
 
 def _told(good: Callable[[Any], object], remedy: str) -> AfterValidator:
-    """Return a check of a value, whose refusal says what to give."""
+    """Return a validator of a value, whose error says what to give."""
 
     def check(value: Any) -> Any:
         try:
@@ -87,9 +87,9 @@ def key_in(variable: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Signal:
-    """The limits of a figure: bad, good again, and for how many seconds it must be bad.
+    """The limits of a figure: bad, good again, and the seconds for which it must be bad to count.
 
-    Of a figure that must not fall, ``bad`` lies below ``clear``; of one that must not rise, above.
+    ``bad`` is below ``clear`` for a figure that must not fall, above it for one that must not rise.
     """
 
     bad: float
@@ -121,7 +121,7 @@ SIGNALS = {
 }
 """Defaults; acceptance and speedup are bad when low, the others when high."""
 LEAST_ACCEPTANCE = 0.01
-"""The lowest threshold that an advice sets; for lookups any acceptance breaks even."""
+"""The lowest threshold that an advice can set; for lookups any acceptance breaks even."""
 SHARES = ("acceptance", "errors", "memory", "memory_critical")
 
 
@@ -167,7 +167,7 @@ class PolicySource(DataPart):
 
 @dataclass(frozen=True)
 class PolicyTraffic(DataPart):
-    """The switch that divides traffic between the two, and their names there."""
+    """The switch that divides traffic between engine and standby, and their names in it."""
 
     kind: Literal["none", "haproxy", "httproute", "webhook"] = "none"
     address: Text | None = None
@@ -182,7 +182,7 @@ class PolicyTraffic(DataPart):
 
 @dataclass(frozen=True)
 class Minimum(DataPart):
-    """Below this much in a window a figure says nothing: requests, and drafted tokens."""
+    """The least requests and drafted tokens in a window for which figures are judged."""
 
     requests: Amount = 20.0
     drafted: Amount = 500.0
@@ -190,10 +190,10 @@ class Minimum(DataPart):
 
 @dataclass(frozen=True)
 class Recovery(DataPart):
-    """The way back.
+    """How the guard goes back.
 
-    Two changes that are not urgent lie ``cooldown`` seconds apart. The first try comes after
-    ``wait`` seconds, which double up to ``longest_wait`` where tries fail. ``stages`` are the
+    Changes that are not urgent are ``cooldown`` seconds apart. The first try comes after ``wait``
+    seconds; the wait doubles after failed tries, up to ``longest_wait``. ``stages`` are the
     engine's shares of traffic in a probation; each lasts ``hold`` seconds and sees ``requests``.
     While memory is short the engine keeps ``relief`` of its share.
     """
@@ -259,13 +259,13 @@ class Policy(DataPart):
 
 
 def read(file: Path) -> Policy:
-    """Return the policy in a file. Raises ConfigError: it cannot be read, or is no policy."""
+    """Return the policy in a file. Raises ConfigError: it cannot be read, or is not valid."""
     where = f"The policy {file}"
     return parse(read_toml(file, where), where, file.parent)
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path = Path()) -> Policy:
-    """Return the policy in a document, whose advice lies ``beside`` it; or raise ConfigError."""
+    """Return the policy in a document; its advice is relative to ``beside``. Raises ConfigError."""
     if "engine" not in document:
         raise ConfigError(f"{where} names no engine; add [engine] with its url.")
     others = dict(document)
@@ -302,7 +302,7 @@ def _signal(name: str, given: Mapping[str, float], where: str) -> Signal:
         if each not in (side, "clear", "for"):
             raise no_option(where, each, (side, "clear", "for"))
     bad = given.get(side, usual.bad)
-    # Where only the threshold is given, the way back keeps its usual distance to it.
+    # If only ``bad`` is given, ``clear`` keeps its usual ratio to it.
     scaled = min(bad * usual.clear / usual.bad, 1.0 if name in SHARES else MOST_SECONDS)
     clear = given.get("clear", scaled)
     if bad == clear or (bad < clear) is not usual.falls:
@@ -340,7 +340,7 @@ TRAFFIC_NEEDS = {
 
 
 def _contradictions(policy: Policy) -> Iterator[str]:
-    """Yield what contradicts itself, as the ends of sentences that begin with the policy's name."""
+    """Yield contradictions, as the ends of sentences that begin with the policy's name."""
     for name in ("interval", "window", "probe_timeout"):
         if (seconds := getattr(policy, name)) < LEAST_SECONDS:
             yield f": {name} is {seconds:g} s; give {LEAST_SECONDS:g} or more."

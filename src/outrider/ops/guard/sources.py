@@ -26,11 +26,11 @@ GAUGES = {
     "running": ("running", "sum"), "memory": ("kv_usage", "max"), "speedup": ("speedup", "avg"),
     "draft_length": ("draft_length", "max"),
 }  # fmt: skip
-"""By figure: its name in the table of metrics, and how several servers' are one."""
+"""By figure: its name in the table of metrics, and how PromQL aggregates its series."""
 
 
 def side(up: bool | None, figures: Mapping[str, float | None]) -> Side:
-    """Return a side from counts and gauges; negative and infinite ones are left out."""
+    """Return a side computed from counts and gauges; negative and infinite ones are left out."""
     seen = {name: x for name, x in figures.items() if x is not None and isfinite(x) and x >= 0}
     done, failed = seen.get("done"), seen.get("failed", 0.0)
     requests = None if done is None and not failed else (done or 0.0) + failed
@@ -89,7 +89,7 @@ class Prometheus:
         return queries(server.kind, matcher, self._window) | own
 
     def read(self, now: float) -> tuple[Side, Side]:
-        """Return the sides; ``now`` is Prometheus' own. Raises EndpointError: it is silent."""
+        """Return both sides; ``now`` is not used. Raises EndpointError: there is no answer."""
         deadline = Deadline(SOURCE_SECONDS)
         return self._side(self._engine, deadline), self._side(self._standby, deadline)
 
@@ -134,14 +134,14 @@ def _value(data: Any) -> float | None:
 
 
 class Scrapes:
-    """Reads the servers' pages itself, and keeps those of the window."""
+    """Reads the servers' pages directly, and keeps those of the window."""
 
     def __init__(self, policy: Policy) -> None:
         self._engine = _ServerPages(policy.engine, policy.window)
         self._standby = _ServerPages(policy.standby, policy.window) if policy.standby else None
 
     def read(self, now: float) -> tuple[Side, Side]:
-        """Return the sides; a server that does not answer is down, and the source never is."""
+        """Return both sides; a server that does not answer is down, and is no error."""
         engine = self._engine.read(now)
         return engine, self._standby.read(now) if self._standby else Side()
 
@@ -175,7 +175,7 @@ class _ServerPages:
         assert seen is not None
         counted = figures_of(seen)
         if span < 0.9 * self._window.seconds:
-            counted["tokens"] = None  # a short silence is no standstill
+            counted["tokens"] = None  # a short gap does not mean that nothing comes out
         return side(True, counted)
 
 

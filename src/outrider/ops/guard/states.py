@@ -16,7 +16,7 @@ from ...errors import ConfigError
 
 
 class Level(StrEnum):
-    """An engine's drafting: as its operator set it, shorter, or not at all."""
+    """How an engine drafts: as its operator set it, shorter, or not at all."""
 
     OWN = "own"
     REDUCED = "reduced"
@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 
 class Place(StrEnum):
-    """The traffic's way: its operator's, partly or wholly to the standby, or on probation."""
+    """Where traffic goes: as its operator set it, partly or wholly to the standby, on probation."""
 
     OWN = "own"
     RELIEVED = "relieved"
@@ -48,12 +48,12 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """Figures of one server over the window; None where the source has none.
+    """Figures of one server over the window; None if the source has none.
 
-    ``up`` is False where the source cannot reach it. ``errors`` is the share of the ``requests``
-    that ended which failed; ``p99`` are seconds from arrival to end, infinite where requests run
-    and nothing comes out. ``memory`` is the share of the cache's pages in use, ``acceptance``
-    accepted / drafted tokens. ``draft_length`` is 0 while nothing is drafted.
+    ``up`` is False if the source cannot reach it. ``requests`` counts those that ended, ``errors``
+    is the share of them that failed. ``p99`` is in seconds from arrival to end; it is infinite if
+    requests run and nothing comes out. ``memory`` is the share of KV cache pages in use,
+    ``acceptance`` accepted / drafted tokens. ``draft_length`` is 0 while nothing is drafted.
     """
 
     up: bool | None = None
@@ -69,7 +69,7 @@ class Side:
 
 @dataclass(frozen=True)
 class DraftingState:
-    """The run-time switch as an engine shows it; ``length`` is None where the engine chooses K."""
+    """The run-time switch as an engine reports it; ``length`` is None if the engine chooses K."""
 
     enabled: bool
     length: Annotated[int, Field(ge=0, le=LARGEST_DRAFT)] | None
@@ -78,17 +78,17 @@ class DraftingState:
 
 Weight = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 Weights = tuple[Weight, Weight]
-"""Of the engine and of the standby."""
+"""The weight of the engine and that of the standby."""
 
 
 @dataclass(frozen=True)
 class GuardView:
-    """All that one evaluation looks at.
+    """Everything that one evaluation observes.
 
-    ``trouble`` says why the source tells nothing. ``drafting`` and ``weights`` are what the
-    switches show, None where there is none or it does not answer; their troubles say why. ``warm``
-    and ``answers`` tell whether the models of standby and engine answered just now; None where
-    nobody asked.
+    ``trouble`` says why the source gives no figures. ``drafting`` and ``weights`` are what the
+    switches report; None if there is no switch or it does not answer, and their troubles say why.
+    ``warm`` and ``answers`` say whether the models of standby and engine answered just now;
+    ``answers`` is None if the engine was not asked.
     """
 
     engine: Side = Side()
@@ -106,10 +106,10 @@ class GuardView:
 class GuardTrack:
     """One thing that the guard changes: drafting, or traffic.
 
-    It came to its ``level``, a ``Level`` or a ``Place``, at the time ``since``, by the signal
-    ``cause``. The next try to go back is at ``retry_at``, after ``wait`` seconds. ``stage`` is that
-    of a probation, or 1 while drafting is tried again; ``errors`` the share of failed requests when
-    traffic left.
+    It has its ``level``, a ``Level`` or a ``Place``, since the time ``since``, because of the
+    signal ``cause``. The next try to go back is at ``retry_at``, after ``wait`` seconds. ``stage``
+    is the stage of a probation, or 1 while drafting is tried again; ``errors`` is the share of
+    failed requests when traffic left.
     """
 
     level: str = Level.OWN
@@ -123,13 +123,13 @@ class GuardTrack:
 
 @dataclass(frozen=True)
 class State:
-    """The guard's memory between evaluations, and over its own death.
+    """The guard's memory between evaluations and across restarts.
 
-    It belongs to the address ``engine``. ``pending`` says since when each signal is beyond its
-    threshold, ``forced`` the mode that a person holds it in. ``own_drafting`` and ``own_weights``
-    are the switches as they were before the guard touched them, ``reduced_to`` is K while drafting
-    is reduced. While ``noted``, weak drafting that the engine handles itself is on record. ``seen``
-    is the time of the last evaluation.
+    It belongs to the engine at address ``engine``. ``pending`` says since when each signal is
+    beyond its threshold, ``forced`` the mode that a person set. ``own_drafting`` and
+    ``own_weights`` are the switches as they were before the guard changed them, ``reduced_to`` is K
+    while drafting is reduced. ``noted`` means that weak drafting, which the engine handles itself,
+    was recorded. ``seen`` is the time of the last evaluation.
     """
 
     engine: str = ""
@@ -159,7 +159,7 @@ class State:
 class GuardEvent:
     """Something that the guard did or noted; ``action`` and ``signal`` are labels of metrics.
 
-    ``track`` is what it changes, traffic or drafting; nothing where it only notes.
+    ``track`` is what it changes, traffic or drafting; "" if it only notes.
     """
 
     action: str
@@ -170,7 +170,7 @@ class GuardEvent:
 
 @dataclass(frozen=True)
 class Decision:
-    """The new state, the steps that led there, what is wrong now, and a sentence on each signal."""
+    """The new state, the events that led to it, alerts by name, and a text on each signal."""
 
     state: State
     events: tuple[GuardEvent, ...] = ()
@@ -203,7 +203,7 @@ def carried_over(state: State, now: float, longest: float) -> State:
 
 
 def of_json(document: Any, where: str) -> State:
-    """Return the state that a file holds. Raises ConfigError: it holds none."""
+    """Return the state in the document of a file. Raises ConfigError: it is not a state."""
     try:
         state = checked(State, document, where)
         whole = json.loads(json.dumps(state.to_json())) == document

@@ -22,7 +22,7 @@ COMMAND = "command.json"
 AUDIT = "audit.jsonl"
 LONGEST_EVENT = 2000
 LONGEST_ENTRY = 16384
-"""Most bytes of an entry: its text with every character escaped, and some fields."""
+"""Most bytes of an audit entry: its text with every character escaped, and some fields."""
 MOST_BYTES = MIB
 """Most bytes of a file or of a line of the audit; the guard writes a few kilobytes."""
 
@@ -44,7 +44,7 @@ class GuardStore:
             raise ConfigError(why) from None
 
     def load(self, engine: str) -> State:
-        """Return the state on disk, or a new one; ConfigError if it is damaged or another's."""
+        """Return the state on disk, or a new one; ConfigError if damaged or of another engine."""
         document = self._read(STATE)
         if document is None:
             return State(engine=engine)
@@ -55,7 +55,7 @@ class GuardStore:
         return state
 
     def save(self, state: State) -> None:
-        """Write the state, or raise StoreError; a guard after kill -9 sees the old or the new."""
+        """Write the state, or raise StoreError; after kill -9 it is the old or the new one."""
         self._write(STATE, state.to_json())
 
     def show(self, status: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class GuardStore:
         return None if document is None else check_status(document, str(self.folder / STATUS))
 
     def command(self, mode: str | None) -> None:
-        """Leave a person's word: hold this mode, or None for rules again."""
+        """Leave a person's command: force this mode, or follow the rules again if None."""
         self._write(COMMAND, {"force": mode})
 
     def commanded(self) -> tuple[bool, str | None]:
@@ -93,7 +93,7 @@ class GuardStore:
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
             try:
                 end = os.fstat(file).st_size
-                if end and os.pread(file, 1, end - 1) != b"\n":  # a guard died while it wrote
+                if end and os.pread(file, 1, end - 1) != b"\n":  # a guard died while writing
                     line = "\n" + line
                 os.write(file, line.encode())
                 os.fsync(file)
@@ -110,7 +110,7 @@ class GuardStore:
         entries: deque[dict[str, Any]] = deque(maxlen=last)
         try:
             with path.open("rb") as file:
-                # No more is read than so many entries can take.
+                # Read no more than that many entries can take.
                 begin = max(0, path.stat().st_size - last * LONGEST_ENTRY)
                 if begin:
                     file.seek(begin - 1)
@@ -124,7 +124,7 @@ class GuardStore:
         return list(entries)
 
     def _exists(self, path: Path) -> bool:
-        """Return whether a file exists; ConfigError if it is none, such as a pipe or a folder."""
+        """Return whether a file exists; ConfigError if the path is a pipe, a folder or the like."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ConfigError(f"{path} is not a regular file; remove it to start again.")
@@ -145,7 +145,7 @@ class GuardStore:
         raise ConfigError(f"{path} is damaged; remove it to start again.")
 
     def _write(self, name: str, document: Any) -> None:
-        """Replace a file at once; its bytes and its name are on disk when this returns."""
+        """Replace a file atomically; its bytes and its name are on disk when this returns."""
         path, draft = self.folder / name, self.folder / f".{name}.{os.getpid()}"
         text = json.dumps(finite(document), indent=1)  # in ASCII, which is safe to print
         try:

@@ -1,4 +1,4 @@
-"""The switches with which the guard makes changes: of traffic, by weights, and of drafting."""
+"""The switches with which the guard changes traffic (by weights) and drafting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HAPROXY_BYTES = 1 << 16
 HAPROXY_WEIGHT = re.compile(r"^([0-9]{1,6}) \(initial [0-9]{1,6}\)$")
 ROUTE_TRIES = 5
 ROUTE_SECONDS = 10.0
-"""Longest time of a change of a route with all its tries."""
+"""Longest time to change a route, with all tries."""
 PATCH = "application/json-patch+json"
 SPECULATION = "/v1/speculation"
 RoutePlace = tuple[str, int, bool]
@@ -30,11 +30,11 @@ RoutePlace = tuple[str, int, bool]
 
 
 class SwitchError(OutriderError):
-    """A switch does not answer, or refuses; nothing is known of what it did."""
+    """A switch does not answer, or refuses; what it did is unknown."""
 
 
 def weight(value: Any) -> int:
-    """Return a weight that a switch reports. Raises ValueError: it is not one."""
+    """Return a weight that a switch reports. Raises ValueError: it is not a weight."""
     if not is_number(value) or not 0 <= value <= LARGEST_WEIGHT or value != int(value):
         raise ValueError("a weight is a whole number")
     return int(value)
@@ -53,7 +53,7 @@ class HAProxy:
         return engine, standby
 
     def set(self, weights: Weights) -> None:
-        """Put weights into force; who gains comes first, so that somebody always serves."""
+        """Set the weights, the larger one first, so that one server always has traffic."""
         for new, server in sorted(zip(weights, self._servers, strict=True), reverse=True):
             if said := self._ask(f"set weight {server} {new}"):
                 raise SwitchError(
@@ -68,7 +68,7 @@ class HAProxy:
         return int(match[1])
 
     def _ask(self, command: str) -> str:
-        """Return what HAProxy says to a command, on one line; each has a connection of its own."""
+        """Return HAProxy's answer to a command, on one line; each has its own connection."""
         kind, _, place = self._address.partition(":")
         host, _, port = place.rpartition(":")
         deadline = Deadline(HAPROXY_SECONDS)
@@ -90,8 +90,8 @@ class HAProxy:
 class HTTPRoute:
     """Weights of two backends in every rule of a Gateway API's route that names both.
 
-    They alone are changed. The patch names the version that was read, so a change by others in
-    between is a conflict; it is then read and tried again.
+    Only these weights are changed. The patch names the version that was read, so another change in
+    between is a conflict; the route is then read and changed again.
     """
 
     def __init__(self, traffic: PolicyTraffic) -> None:
@@ -137,7 +137,7 @@ class HTTPRoute:
         return steps
 
     def _places(self, route: dict[str, Any]) -> list[tuple[RoutePlace, RoutePlace]]:
-        """Return where the weights of both stand, rule by rule; a missing or null one is 1."""
+        """Return the places of both weights, rule by rule; a missing or null weight is 1."""
         pairs = []
         try:
             for i, rule in enumerate(route["spec"]["rules"]):
@@ -178,14 +178,14 @@ class HTTPRoute:
 
 
 class Webhook:
-    """A switch of one's own that speaks JSON, ``{"engine": 100, "standby": 0}``, both ways."""
+    """A custom switch that reads and writes JSON: ``{"engine": 100, "standby": 0}``."""
 
     def __init__(self, traffic: PolicyTraffic) -> None:
         self._url = traffic.url or ""
         self._key = key_in(traffic.key_env)
 
     def read(self) -> Weights:
-        """Return the weights in force, which GET tells."""
+        """Return the weights in force by GET."""
         said = self._ask(None)
         try:
             return weight(said["engine"]), weight(said["standby"])
@@ -193,7 +193,7 @@ class Webhook:
             raise SwitchError(f"{self._url} tells no weights of engine and standby.") from None
 
     def set(self, weights: Weights) -> None:
-        """Put weights into force by POST."""
+        """Set the weights by POST."""
         self._ask({"engine": weights[0], "standby": weights[1]})
 
     def _ask(self, body: Any) -> Any:
@@ -207,7 +207,7 @@ class Webhook:
 
 
 TrafficSwitch = HAProxy | HTTPRoute | Webhook
-"""Divides traffic by weights; raises SwitchError where it does not answer, or refuses."""
+"""Divides traffic by weights; raises SwitchError if it does not answer or refuses."""
 TRAFFIC_SWITCHES: dict[str, type[TrafficSwitch]] = {
     "haproxy": HAProxy,
     "httproute": HTTPRoute,
@@ -216,7 +216,7 @@ TRAFFIC_SWITCHES: dict[str, type[TrafficSwitch]] = {
 
 
 def traffic_switch(policy: Policy) -> TrafficSwitch | None:
-    """Return the switch that a policy names; None for none."""
+    """Return the switch that a policy names; None if it names none."""
     kind = TRAFFIC_SWITCHES.get(policy.traffic.kind)
     return None if kind is None else kind(policy.traffic)
 
@@ -240,7 +240,7 @@ class SpeculationSwitch:
         return DraftingState(state["enabled"], length, in_use or 0)
 
     def set(self, body: dict[str, Any]) -> None:
-        """Set the fields of ``body``; what is left out stays. Raises SwitchError: it refuses."""
+        """Set the fields of ``body``; other fields stay. Raises SwitchError: it refuses."""
         self._ask(body)
 
     def _ask(self, body: dict[str, Any] | None) -> dict[str, Any]:

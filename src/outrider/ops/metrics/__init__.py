@@ -1,4 +1,4 @@
-"""Pages of ``/metrics``, what each engine calls its figures, and the one reader of them."""
+"""Pages of ``/metrics``, the names of each engine's figures, and a reader for all of them."""
 
 from .figures import Figures, PageWindow, engine_of, names_of
 from .page import Page, ask_page, of_mapping, parse

@@ -1,4 +1,4 @@
-"""Acceptance in the words of ``vllm bench serve``, from pages of metrics around a load."""
+"""Acceptance under the keys of ``vllm bench serve``, from pages of metrics around a load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .page import Page, parse
 
 
 async def scrape(client: Client) -> Page | None:
-    """Return what the server's ``/metrics`` says; None if it has none."""
+    """Return the page of the server's ``/metrics``; None if it has none."""
     try:
         answer = await client.ask("/metrics")
     except EndpointError:
@@ -23,9 +23,9 @@ async def scrape(client: Client) -> Page | None:
 def acceptance(before: Page | None, after: Page | None) -> dict[str, Any]:
     """Return the acceptance between two pages under the keys of ``vllm bench serve``.
 
-    The rate is in percent, as there; shares by position are from 0 to 1. ``spec_decode_source``
-    says whose names were read, or why there is nothing. SGLang has gauges only: the last value is
-    reported, and says so.
+    The rate is in percent, as in vLLM; shares by position are from 0 to 1. ``spec_decode_source``
+    says which engine's names were read, or why there is no result. SGLang has gauges only: the last
+    value is reported, and ``spec_decode_source`` says so.
     """
     if before is None or after is None:
         return {"spec_decode_source": "none: the server has no /metrics"}

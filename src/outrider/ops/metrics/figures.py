@@ -1,4 +1,4 @@
-"""The figures of one engine, whichever it is, from one or two pages of its ``/metrics``."""
+"""The figures of any engine, from one or two pages of its ``/metrics``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_PAGES_KEPT = 64
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of an engine over a span of time. What it does not tell is None, never guessed.
+    """The figures of an engine over a span of time. What it does not report is None, not guessed.
 
-    ``page`` has what was counted within the span, of ``seconds`` or since the engine's start (0),
-    and gauges at its end. ``names`` are the engine's by figure, as in ``data/engines.toml``.
+    ``page`` has the counts within the span (of ``seconds``, 0: since the engine's start), and
+    gauges at its end. ``names`` are its metrics by figure, as in ``data/engines.toml``.
     """
 
     engine: str
@@ -33,9 +33,9 @@ class Figures:
         cls, page: Page, before: Page | None = None, seconds: float = 0.0,
         engine: str | None = None,
     ) -> Figures | None:  # fmt: skip
-        """Return the figures since a page ``seconds`` before, or the start; None if of no engine.
+        """Return the figures since a page ``seconds`` before or the start; None for no engine.
 
-        ``engine`` says whose names are read; the page tells unless it is given.
+        ``engine`` says whose names are read; by default it is recognised by the page.
         """
         engine = engine or engine_of(page)
         if engine is None:
@@ -45,7 +45,7 @@ class Figures:
 
     @property
     def model(self) -> str:
-        """The model that the page names, "" if it names none."""
+        """The model that the page names; "" if it names none."""
         named = (s.labels["model_name"] for s in self.page.all() if "model_name" in s.labels)
         return next(named, "")
 
@@ -58,7 +58,7 @@ class Figures:
         return self.page.mean(self.names.get(figure, ""))
 
     def rate(self, figure: str) -> float | None:
-        """Return how much was counted a second."""
+        """Return a counter's rate per second."""
         total = self.total(figure)
         return total / self.seconds if total is not None and self.seconds > 0 else None
 
@@ -72,13 +72,13 @@ class Figures:
         return {int(i): sums[i] for i in sorted(sums, key=_order) if re.fullmatch(r"[0-9]{1,3}", i)}
 
     def survival(self) -> list[float]:
-        """Return the share of drafts that were accepted up to each position."""
+        """Return the share of drafts accepted up to each position."""
         drafts = self.total("drafts")
         return [count / drafts for count in self.positions().values()] if drafts else []
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted / drafted; the engine's own gauge where it counts nothing."""
+        """Accepted / drafted; the engine's own gauge if it counts nothing."""
         drafted, accepted = self.total("drafted"), self.total("accepted")
         if drafted and accepted is not None:
             return min(1.0, accepted / drafted)
@@ -86,14 +86,14 @@ class Figures:
 
     @property
     def acceptance_length(self) -> float | None:
-        """1 + accepted / drafts; the engine's own gauge where it counts no drafts."""
+        """1 + accepted / drafts; the engine's own gauge if it counts no drafts."""
         drafts, accepted = self.total("drafts"), self.total("accepted")
         if drafts and accepted is not None:
             return 1 + accepted / drafts
         return self._gauge("acceptance_length")
 
     def _gauge(self, figure: str) -> float | None:
-        """Return a gauge, which is of this span only if the engine worked in it."""
+        """Return a gauge; None if the engine did not work in this span."""
         drafted = self.total("drafted")
         value = self.mean(figure)
         worked = self.total("generated") if drafted is None else drafted
@@ -110,7 +110,7 @@ class Figures:
 
     @property
     def token_seconds(self) -> float | None:
-        """Mean time of an output token: of requests, else of all tokens together."""
+        """Mean seconds per output token: averaged over requests, else over all tokens."""
         mean = self.mean("tpot")
         over, under = self.total("decode_seconds"), self.total("generated")
         return mean or (over / under if over and under else None)
@@ -121,18 +121,18 @@ def _order(label: str) -> tuple[int, str]:
 
 
 class PageWindow:
-    """The pages of an engine that rates and quantiles look back on, for so many seconds."""
+    """The pages of an engine over some seconds, from which rates and quantiles are taken."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.pages: deque[tuple[float, Page]] = deque()
 
     def take(self, page: Page, now: float) -> tuple[Page, float]:
-        """Keep a page; return the one at the window's start, and how long ago that was."""
+        """Keep a page; return the page at the window's start, and the seconds since then."""
         pages, seconds = self.pages, self.seconds
         while pages and (pages[0][0] < now - 1.5 * seconds or pages[0][0] > now):
             pages.popleft()
-        # The oldest page within the window, else the youngest before it.
+        # First comes the newest page from before the window, else the oldest one within it.
         while len(pages) > 1 and pages[1][0] <= now - seconds:
             pages.popleft()
         start, before = pages[0] if pages else (now, page)
@@ -146,23 +146,23 @@ class PageWindow:
 
 
 OURS = "outrider_draft_length"
-"""A metric that only Outrider has; its other names are vLLM's."""
+"""A metric that only Outrider has; it shares other names with vLLM."""
 
 
 @cache
 def tables() -> dict[str, dict[str, str]]:
-    """Return the names of metrics by engine; do not change what it holds."""
+    """Return the names of metrics by engine; do not change the tables, which are shared."""
     loaded = table("outrider.ops.metrics", "engines")
     return {name: each for name, each in loaded.items() if isinstance(each, dict)}
 
 
 def names_of(engine: str) -> Mapping[str, str]:
-    """Return an engine's names by figure. Outrider has vLLM's, and some of its own."""
+    """Return an engine's metric names by figure. Outrider has vLLM's, and some of its own."""
     return tables()["vllm"] | tables()["outrider"] if engine == "outrider" else tables()[engine]
 
 
 def engine_of(page: Page) -> str | None:
-    """Return whose names a page has; None where it is nobody's."""
+    """Return the engine whose names a page has; None if they are of no known engine."""
     if OURS in page.samples:
         return "outrider"
     for engine, names in tables().items():

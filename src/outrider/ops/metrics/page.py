@@ -18,14 +18,14 @@ LARGEST_PAGE = 16 * MIB
 COUNTED = re.compile(r"_(total|sum|count|bucket)$")
 NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 MOST_SAMPLES = 20_000
-"""Most samples, and most broken lines, that are read of a page; engines have a few hundred. Later
-lines count as broken."""
+"""Most samples, and most broken lines, that are read from a page; engines have a few hundred
+samples. Later lines count as broken."""
 LONGEST_LINE_BYTES = 1 << 14
 UNUSED = re.compile(r"_(bucket|created)$")
 
 
 class Page:
-    """The finite samples of one page, and how many lines of it are ``broken``."""
+    """The finite samples of one page, and how many of its lines are ``broken``."""
 
     def __init__(self, samples: Iterable[Sample], broken: int = 0) -> None:
         self.samples: dict[str, list[Sample]] = {}
@@ -36,7 +36,7 @@ class Page:
                 self.samples.setdefault(name, []).append(sample)
 
     def since(self, before: Page) -> Page:
-        """Return what was counted since a page, from zero after a restart; gauges as of now."""
+        """Return the counts since an earlier page, or since a restart; gauges are those of now."""
         counted = before.counted()
         grown = ((each, each.value - counted.get(_key(each), inf)) for each in self.all())
         samples = [each._replace(value=more) if more >= 0 else each for each, more in grown]
@@ -52,7 +52,7 @@ class Page:
             yield from samples
 
     def lines(self) -> list[str]:
-        """Return the samples that facts need, as lines of a page."""
+        """Return the samples that facts need as lines of a page."""
         return [_line(sample) for sample in self.all() if not UNUSED.search(sample.name)]
 
     def restarted(self, before: Page) -> bool:
@@ -67,7 +67,7 @@ class Page:
         return total if isfinite(total) else None
 
     def mean(self, name: str) -> float | None:
-        """Return a metric's mean over its labels, a histogram's mean; None where there is none."""
+        """Return a metric's mean over its labels, or a histogram's mean; None if there is none."""
         count = self.total(f"{name}_count")
         if count is not None:
             total = self.total(f"{name}_sum")
@@ -98,7 +98,7 @@ class Page:
     def quantile(self, name: str, share: float) -> float | None:
         """Return a histogram's quantile as Prometheus' ``histogram_quantile`` does; None if empty.
 
-        Beyond the last finite bound it is that bound: the quantile is that much at least.
+        A quantile beyond the last finite bound is returned as that bound, which it exceeds.
         """
         counts = self.buckets(name)
         finite = [bound for bound in counts if isfinite(bound)]
@@ -126,7 +126,7 @@ def _line(sample: Sample) -> str:
 
 
 class Reader:
-    """Reads a page part by part as it comes; it keeps the samples of ``names``, None keeps all."""
+    """Parses a page in parts as they arrive; keeps the samples of ``names``, or all if None."""
 
     def __init__(self, names: Collection[str] | None = None) -> None:
         self._names = names
@@ -135,7 +135,7 @@ class Reader:
         self._rest = b""
 
     def feed(self, part: bytes) -> None:
-        """Take the page's next bytes; a line that is too long counts as broken."""
+        """Parse the page's next bytes; a line that is too long counts as broken."""
         *lines, rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take(line)
@@ -143,7 +143,7 @@ class Reader:
         self._rest = rest[: LONGEST_LINE_BYTES + 1]
 
     def page(self) -> Page:
-        """Return the page after all of it was fed."""
+        """Return the page, once all of it was fed."""
         self._take(self._rest)
         self._rest = b""
         return Page(self._samples, self._broken)
@@ -179,7 +179,7 @@ def ask_page(
 ) -> Page | None:
     """Return the page of a server's ``/metrics``, or of some ``names``; None if it has none.
 
-    Raises EndpointError: nobody answers within ``seconds``, or too much.
+    Raises EndpointError: there is no answer within ``seconds``, or it is too large.
     """
     reader = Reader(names)
     answer = call(f"{url}/metrics", key=key, seconds=seconds, limit=LARGEST_PAGE, take=reader.feed)
@@ -194,6 +194,6 @@ def parse(text: str) -> Page:
 
 
 def of_mapping(values: Mapping[str, Any]) -> Page:
-    """Return a page of metrics given by name; the name may carry labels, as on a page."""
+    """Return a page from metrics by name; a name may have labels, as on a page."""
     lines = [f"{name} {value}" for name, value in values.items() if not isinstance(value, bool)]
     return parse("\n".join(lines))

@@ -1,7 +1,7 @@
-"""The known acceptance: measured, sampled or assumed.
+"""Known acceptance: measured, given or assumed.
 
-Published acceptance is accepted / drafted at a draft length K, the mean of survival at positions 1
-to K: with a chance p at each token (p + p^2 + ... + p^K) / K, which ``per_token`` inverts.
+Published acceptance is accepted / drafted at a draft length K: the mean of survival at positions 1
+to K. If each token has the chance p, this is (p + p^2 + ... + p^K) / K; ``per_token`` inverts it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .figure import ASSUMED, MEASURED
 P90 = 1.2816
 """Standard deviations from the median to P90 of a normal distribution."""
 LEAST, MOST = 1e-3, 0.999
-"""Chances are held between these, so that their odds are finite."""
+"""Chances are clamped to this range, so that their odds are finite."""
 GIVEN_SPREAD = 0.25
-"""Standard deviation of log-odds where a figure comes without counts: assumed."""
+"""Standard deviation of log-odds of a figure without counts: assumed."""
 DRIFT = 0.1
-"""The same between the text that was measured and that to come: assumed."""
+"""The same, between the measured text and future text: assumed."""
 LONGEST_DRAFT = 1024
 
 
 def rate_at(chance: float, k: int) -> float:
-    """Return accepted / drafted at draft length ``k`` where each token has the same chance."""
+    """Return accepted / drafted at draft length ``k`` if each token has the same chance."""
     return fmean(chance**i for i in range(1, k + 1))
 
 
@@ -55,11 +55,11 @@ def _odds(chance: float) -> float:
 
 
 class Drafts(NamedTuple):
-    """The fate of drafts of one length, by position; the last one stands for all beyond.
+    """The acceptance of drafts of one length, by position; the last value holds beyond the end.
 
-    ``chances`` are those of acceptance where there is a token and all before it were accepted,
-    ``filled`` those that there is one, and ``reached`` the shares of steps whose draft is so long.
-    The latter are empty where drafts are always whole; a lookup may find less.
+    ``chances`` are of acceptance, given a token and all before it accepted; ``filled`` are the
+    chances that there is a token; ``reached`` are the shares of steps with so long a draft. The
+    last two are empty if drafts always have full length; a lookup may find fewer tokens.
     """
 
     chances: tuple[float, ...]
@@ -67,7 +67,7 @@ class Drafts(NamedTuple):
     reached: tuple[float, ...] = ()
 
     def survival(self, k: int, shift: float = 0.0) -> list[float]:
-        """Return P(accepted with all before) at positions 1 to ``k``; ``shift`` is of log-odds."""
+        """Return P(accepted with all before) at positions 1 to ``k``; ``shift`` moves log-odds."""
         chances = _long(self.chances, k)
         if shift:
             chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
@@ -85,7 +85,7 @@ class Drafts(NamedTuple):
         return total
 
     def with_chances(self, change: Callable[[float], float]) -> Drafts:
-        """Return them with other chances."""
+        """Return the drafts with changed chances."""
         return self._replace(chances=tuple(map(change, self.chances)))
 
 
@@ -95,11 +95,11 @@ def _long(values: Sequence[float], k: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The fate of drafted tokens, and how sure that is.
+    """The acceptance of drafted tokens, and its uncertainty.
 
-    ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
-    where acceptance comes in runs: a long draft takes a whole run in one step, short ones take
-    many. ``spread`` is the standard deviation of their chances' log-odds.
+    ``drafts[i]`` are drafts of i + 1 tokens; the last entry holds for all longer ones. They differ
+    if acceptance comes in runs: a long draft covers a whole run in one step, short ones need many.
+    ``spread`` is the standard deviation of the log-odds of their chances.
     """
 
     drafts: tuple[Drafts, ...]
@@ -108,11 +108,11 @@ class Acceptance:
     source: str
 
     def of_length(self, k: int) -> Drafts:
-        """Return what becomes of drafts of ``k`` tokens."""
+        """Return the entry for drafts of ``k`` tokens."""
         return self.drafts[min(k, len(self.drafts)) - 1]
 
     def survival(self, k: int, deviations: float = 0.0) -> list[float]:
-        """Return P(accepted with all before) at positions 1 to ``k``, at as many deviations."""
+        """Return P(accepted with all before) at positions 1 to ``k``, at so many ``deviations``."""
         return self.of_length(k).survival(k, deviations * self.spread)
 
     def drafted(self, k: int) -> float:
@@ -129,11 +129,11 @@ class Acceptance:
         return 1 + sum(self.survival(k, deviations))
 
     def with_chances(self, change: Callable[[float], float]) -> Acceptance:
-        """Return it with other chances."""
+        """Return the acceptance with changed chances."""
         return replace(self, drafts=tuple(each.with_chances(change) for each in self.drafts))
 
     def improved(self, gain: float) -> Acceptance:
-        """Return it with accepted / drafted at 5 tokens ``gain`` times as high, below 1."""
+        """Return the acceptance with accepted / drafted at K = 5 times ``gain``, at most 0.97."""
         rate = min(self.rate(5) * gain, 0.97)
         source = f"{self.source}, times {gain:g} by fine-tuning, as claimed"
         return replace(of_rate(rate, 5, source), spread=self.spread)
@@ -165,7 +165,7 @@ def of_positions(
             f"acceptance by position has {len(survival)} places; give 1 to {LONGEST_DRAFT}."
         )
     shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
-    if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher
+    if evidence == MEASURED:  # drafts were ragged, so a later share may be a little higher
         shares = [*accumulate(shares, min)]
     pairs = [*pairwise([1.0, *shares])]
     if any(later > earlier + 1e-9 for earlier, later in pairs):
@@ -178,15 +178,15 @@ def of_positions(
 
 
 def _spread(rate: float, drafted: float) -> float:
-    """Return the standard deviation of log-odds where so many tokens were drafted."""
+    """Return the standard deviation of log-odds after ``drafted`` tokens."""
     rate = min(max(rate, LEAST), MOST)
     return float((DRIFT**2 + 1 / (drafted * rate * (1 - rate))) ** 0.5)
 
 
 def of_counts(counts: Counts, longest: int, source: str = "measured") -> Acceptance:
-    """Return the acceptance that was counted with drafts of ``longest`` tokens at most.
+    """Return the acceptance counted with drafts of ``longest`` tokens at most.
 
-    Shorter drafts are the beginnings of these; what is left of a run is drafted again.
+    Shorter drafts are prefixes of these; the rest of an accepted run is drafted again.
     """
     if not counts.drafted:
         raise ConfigError("nothing was drafted; count more steps.")
@@ -196,7 +196,7 @@ def of_counts(counts: Counts, longest: int, source: str = "measured") -> Accepta
 
 
 def _shortened(counts: Counts, longest: int, k: int) -> Drafts:
-    """Return what would have become of drafts of ``k`` tokens at most."""
+    """Return the acceptance that drafts of ``k`` tokens at most would have had."""
     steps: dict[tuple[int, int], float] = {(0, 0): counts.steps - counts.drafts}
     for (depth, accepted), times in counts.outcomes.items():
         for outcome, each in _cut(depth, accepted, longest, k):
@@ -217,19 +217,19 @@ def _shortened(counts: Counts, longest: int, k: int) -> Drafts:
 def _cut(
     depth: int, accepted: int, longest: int, k: int
 ) -> Iterator[tuple[tuple[int, int], float]]:
-    """Yield the outcomes, and how many, that drafts of ``k`` tokens have for that of one step."""
+    """Yield the outcomes, with counts, of drafts of ``k`` tokens in place of one counted step."""
     if accepted == longest:  # the run goes on
         yield (k, k), (longest + 1) / (k + 1)
         return
     whole, left = divmod(accepted + 1, k + 1)
     yield (k, k), whole
-    if left:  # the last step emits what is left; a draft that was cut off would have gone on
+    if left:  # the last step emits the rest; a cut draft would have gone on
         end = k if depth == longest else depth - whole * (k + 1)
         yield (min(k, end), left - 1), 1.0
 
 
 def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> Acceptance:
-    """Return what is assumed of a method of ``data/acceptance.toml`` for shares of tasks."""
+    """Return the acceptance that ``data/acceptance.toml`` assumes of a method for some tasks."""
     priors = data("acceptance")
     table, k = priors["method"][method], priors["k"]
     known = [name for name in table if name != "evidence"]

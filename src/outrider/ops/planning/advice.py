@@ -1,4 +1,4 @@
-"""The answer of ``advise``, a verdict and the figures that it rests on, and its report."""
+"""The answer of ``advise``: a verdict with the figures behind it, and its report."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LARGEST_ADVICE = 1 << 20
 WRITE = "write one with outrider ops advise --out FILE"
 GIB = 2**30
 MOST_SEQUENCES = 256
-"""Most sequences at once that an advice gives a server, however many fit."""
+"""Most concurrent sequences that an advice gives a server, even if more fit."""
 
 
 @dataclass(frozen=True)
 class ServedModel(DataPart):
-    """A model as it was named, and as it is served; an engine loads ``checkpoint``, if known."""
+    """A model: its given name, and how it is served; an engine loads ``checkpoint``, if known."""
 
     name: OneLine
     checkpoint: OneLine | None
@@ -47,7 +47,7 @@ class ServedModel(DataPart):
 
 @dataclass(frozen=True)
 class ServedTraffic(DataPart):
-    """Sequences at once with the share of time of each number, and tokens of a request."""
+    """The share of time at each number of concurrent sequences, and the tokens of a request."""
 
     concurrency: dict[Batch, float]
     input_tokens: Tokens
@@ -62,9 +62,9 @@ class ServedTraffic(DataPart):
 class Deployment(DataPart):
     """One replica of an advice.
 
-    ``drafter`` is None if there is no model or head, or its shape is not known; ``hardware`` and
-    ``memory_gib`` (of one device) if costs were measured, or no device was named. ``max_model_len``
-    is the tokens of a request, ``max_num_seqs`` the sequences of that length that fit.
+    ``drafter`` is None if there is no model or head, or its shape is unknown. ``hardware`` and
+    ``memory_gib`` (of one device) are None if costs were measured or no device was named.
+    ``max_model_len`` is the tokens of a request, ``max_num_seqs`` how many of that length fit.
     """
 
     target: ServedModel
@@ -94,9 +94,9 @@ class At(DataPart):
     tokens_per_second: Figure
     plain_tokens_per_second: Figure
     break_even: Figure | None
-    """Acceptance at which the best draft length neither wins nor loses; None where none would."""
+    """Acceptance at which the best draft length breaks even; None if there is none."""
     meets: dict[str, bool]
-    """Service levels, with speculation and without, as far as they were given."""
+    """Whether each given service level is met, with speculation and without."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Sensitivity(DataPart):
 
 @dataclass(frozen=True)
 class Trip(DataPart):
-    """An alert: where ``metric`` is ``when`` the value for some minutes, do what it says."""
+    """An alert: if ``metric`` is ``when`` (above, below) ``value`` for minutes, do ``action``."""
 
     metric: str
     when: str
@@ -131,7 +131,7 @@ class Trip(DataPart):
 
 @dataclass(frozen=True)
 class Candidate(DataPart):
-    """A drafter that fits, with its forecast if costs are known, at the median batch size."""
+    """A drafter that fits; if costs are known, with its forecast at the median batch size."""
 
     drafter: str
     method: str
@@ -144,7 +144,7 @@ class Candidate(DataPart):
 
 @dataclass(frozen=True)
 class Advice(DataPart, Report):
-    """The result of ``advise``; without costs, only what rules of thumb say.
+    """The result of ``advise``; without costs, only the verdict of rules of thumb.
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
@@ -165,9 +165,9 @@ class Advice(DataPart, Report):
     notes: list[str]
     limiting: str = ""
     halved: dict[str, Figure] = field(default_factory=dict)
-    """The speedup if half of each cost, or half of the refused tokens, were gone."""
+    """The speedup if each cost, or the number of refused tokens, were halved."""
     speedup: dict[str, Figure] = field(default_factory=dict)
-    """P10, P50, P90 over the traffic: tokens per second with and without, prompts included."""
+    """P10, P50, P90 over the traffic, of tokens per second with over without, prompts included."""
     ranges: list[BatchRange] = field(default_factory=list)
     schedule: Annotated[list[Range], AfterValidator(check_ranges)] = field(default_factory=list)
     """First and last batch size and K: vLLM's num_speculative_tokens_per_batch_size."""
@@ -175,13 +175,13 @@ class Advice(DataPart, Report):
     ttft: dict[str, Figure] = field(default_factory=dict)
     memory: dict[str, Figure] = field(default_factory=dict)
     cost: dict[str, Figure] = field(default_factory=dict)
-    """Dollars for a million tokens, where a price was given."""
+    """Dollars for a million tokens, if a price was given."""
     break_even: Figure | None = None
-    """Acceptance at ``k`` at which speculation neither wins nor loses; None where none would."""
+    """Acceptance at ``k`` at which speculation breaks even; None if there is none."""
     trips: list[Trip] = field(default_factory=list)
     sensitivity: list[Sensitivity] = field(default_factory=list)
     tuned: dict[str, Figure] = field(default_factory=dict)
-    """The speedup with a drafter tuned on the traffic, where that was asked."""
+    """The speedup with a drafter tuned on the traffic, if that was asked for."""
     candidates: list[Candidate] = field(default_factory=list)
     """The catalogue's drafters that fit, the best first, if none was named."""
     version: int = ADVICE_VERSION
@@ -218,7 +218,7 @@ def _model(name: str, dtype: str, shape: Shape, checkpoint: str | None) -> Serve
 
 
 def _drafter(situation: Situation, target: Shape, drafter: PlannedDrafter) -> ServedModel | None:
-    """Return the drafter's model. A head that is given by its method comes from the catalogue."""
+    """Return the drafter's model. A head named only by its method comes from the catalogue."""
     if drafter.shape is None:
         return None
     name = str(situation.drafter)
@@ -233,7 +233,7 @@ def load_advice(file: Path, option: str = "--advice") -> Advice:
 
 
 def read_advice(text: str, source: str) -> Advice:
-    """Return the advice in the JSON of ``Advice.to_json``. Raises ConfigError: it is none."""
+    """Return the advice in the JSON of ``Advice.to_json``. Raises ConfigError: it is not one."""
     return _advice(parse_json(text, source, limit=LARGEST_ADVICE, unique=True), source)
 
 
@@ -259,7 +259,7 @@ OTHERS_NAMED = 2
 
 
 def advice_summary(advice: Advice) -> str:
-    """Return what decides, on one screen: verdict, K by batch size, memory, risks."""
+    """Return what matters on one screen: verdict, K by batch size, memory, risks."""
     lines = _verdict(advice)
     if advice.candidates:
         others = [each.drafter for each in advice.candidates[1 : 1 + OTHERS_NAMED]]
@@ -277,7 +277,7 @@ def advice_summary(advice: Advice) -> str:
 
 
 def advice_markdown(advice: Advice) -> str:
-    """Return all of an advice as Markdown; every number has its evidence beside it."""
+    """Return a whole advice as Markdown; every number comes with its evidence."""
     lines = _verdict(advice)
     if advice.candidates:
         lines += _candidates(advice)
@@ -375,7 +375,7 @@ def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
 
 
 def _claim(claims: Mapping[str, Any]) -> str:
-    """Return what is claimed of a technique in words."""
+    """Return the claims about a technique in words."""
     words = [str(claims["note"])] if "note" in claims else []
     for name, span in claims.items():
         if name == "latency_factor":

@@ -1,4 +1,4 @@
-"""Should I speculate, and how? A verdict, with the figures that it rests on."""
+"""Should I speculate, and how? A verdict, with the figures behind it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .situation import PlannedDrafter, Situation
 SENSITIVITY_CHANCES = tuple(i / 20 for i in range(21))
 ALERT_MINUTES = 5
 USUAL_K = 5
-"""Draft length of which acceptance is shown where nothing chooses one."""
+"""Draft length for which acceptance is shown if nothing else chooses one."""
 USUAL_RATIO = 0.03
-"""The best ratio of a drafter's parameters to the target's, as a rule of thumb."""
+"""A rule of thumb: the best ratio of a drafter's parameters to the target's."""
 
 
 def verdict_of(outlook: Forecast, batches: list[int]) -> str:
-    """Return the verdict over the batch sizes of some traffic."""
+    """Return the verdict for the batch sizes of the traffic."""
     wins = {batch: outlook.chosen(batch) > 0 for batch in batches}
     if all(wins.values()):
         return USE
@@ -45,10 +45,10 @@ def verdict_of(outlook: Forecast, batches: list[int]) -> str:
 
 
 def advise(situation: Situation) -> Advice:
-    """Return whether speculation is worth it, with what, how far, and why.
+    """Return whether speculation is worth it, with which drafter and draft lengths, and why.
 
-    With priority throughput, the batch that fills the machine is judged. Without a drafter the
-    advice is for the best one of the catalogue. Raises ConfigError, ModelError: see ``Situation``.
+    With priority throughput, the batch that fills the machine is judged. Without a drafter, the
+    advice is for the catalogue's best one. Raises ConfigError, ModelError: see ``Situation``.
     """
     target = situation.target_shape()
     if situation.drafter is None:
@@ -95,7 +95,7 @@ def advise(situation: Situation) -> Advice:
 
 
 def _best(situation: Situation, target: Shape) -> Advice:
-    """Return the advice for the best drafter of the catalogue, with all that fit."""
+    """Return the advice for the catalogue's best drafter, with all candidates that fit."""
     candidates = rank(situation, target)
     advice = advise(replace(situation, drafter=candidates[0].drafter))
     heads = [each.drafter for each in candidates if BY_NAME[each.method].head]
@@ -110,12 +110,12 @@ def _best(situation: Situation, target: Shape) -> Advice:
 
 
 def rank(situation: Situation, target: Shape) -> list[Candidate]:
-    """Return the drafters that fit a situation's target, the fastest over its traffic first."""
+    """Return the drafters that fit the target; the one fastest on the traffic comes first."""
     if situation.acceptance is not None:
         raise ConfigError("an acceptance belongs to one drafter; name it as drafter.")
     known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
     if situation.profile is not None:
-        measured = situation.costs().drafters  # costs of a model drafter do not say of which model
+        measured = situation.costs().drafters  # measured costs of draft_model do not name the model
         known = [each for each in known if each.drafter in measured]
         if not known:
             raise ConfigError(
@@ -134,7 +134,7 @@ def _worth(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _shared(situation: Situation, each: Fitting) -> bool:
-    """Return whether a drafter can be split over the target's devices, as engines run it."""
+    """Return whether engines can split a drafter over the target's devices."""
     if each.method != "draft_model" or situation.placement != "same":
         return True
     return find_shape(each.drafter).heads % situation.tensor_parallel == 0
@@ -157,7 +157,7 @@ def _candidate(situation: Situation, target: Shape, each: Fitting) -> Candidate:
 def _by_rules(
     situation: Situation, target: Shape, drafter: PlannedDrafter, known: dict[str, float]
 ) -> Advice:
-    """Return what the rules of thumb say where nothing says what steps cost."""
+    """Return the advice by rules of thumb, for use when the cost of steps is unknown."""
     rules = judge(known, None, None, 1, 1)
     verdict, reason = decide(rules)
     acceptance = situation.expected(drafter)
@@ -312,7 +312,7 @@ def _notes(
 
 
 def _apart(outlook: Forecast, situation: Situation) -> float | None:
-    """Return the speed of a drafter ahead on cores of its own, over that on all; None on GPUs."""
+    """Return the speedup of drafting ahead on own cores, over that on all cores; None on GPUs."""
     device = data("hardware")["device"].get(situation.hardware or "", {})
     if device.get("kind") != "cpu" or situation.placement != "same":
         return None

@@ -1,4 +1,4 @@
-"""Shapes of models and figures of devices: the catalogue's, or a config.json's."""
+"""Shapes of models and figures of devices, from the catalogue or a config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...errors import ConfigError, ModelError, shown
 LARGEST_SIZE = 1e15
 LARGEST_CONFIG_BYTES = 10_000_000
 EAGLE_VOCABULARY = 32_000
-"""Tokens that an EAGLE-3 head can draft, unless its config says: those of published heads."""
+"""Default number of tokens that an EAGLE-3 head can draft, as in published heads."""
 FUSED_STATES = 3
 """Hidden states of the target that an EAGLE-3 head fuses into one."""
 
@@ -30,11 +30,11 @@ data = partial(table, "outrider.ops.planning")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model that decide what a forward costs.
+    """The sizes of a model that determine the cost of a forward.
 
-    Every ``expert_step``-th layer is sparse. Attention reads ``inputs`` hidden states side by side;
-    ``fused`` are projected into one before. Without ``embeds`` the embedding is the target's, with
-    ``lends`` the output matrix.
+    Every ``expert_step``-th layer is sparse. Attention reads ``inputs`` concatenated hidden states;
+    ``fused`` states are first projected into one. Without ``embeds`` the embedding is the target's;
+    with ``lends`` so is the output matrix.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Shape:
 
     @property
     def _always(self) -> int:
-        """Parameters that every forward reads: all but the experts and the embedding."""
+        """Parameters that every forward reads: all except the experts and the embedding."""
         width, sparse = self.heads * self.head_dim, self._sparse_layers
         attention = self.inputs * self.hidden * (width + 2 * self.kv_heads * self.head_dim)
         attention += width * self.hidden
@@ -78,41 +78,41 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, norms and biases aside."""
+        """All parameters except norms and biases."""
         embedding = 0 if self.tied or not self.embeds else self.vocabulary * self.hidden
         lent = self.vocabulary * self.hidden if self.lends else 0
         return self._always + self._sparse_layers * self.experts * self._expert + embedding - lent
 
     @property
     def sizes(self) -> Shape:
-        """The shape for comparisons: without its name, and as if it were tied.
+        """The shape for comparisons: without its name, and with tied embeddings.
 
-        GGUF files of tied models may have the head again.
+        GGUF files of tied models may store the output matrix again.
         """
         return replace(self, name="", tied=True)
 
     @property
     def active(self) -> int:
-        """Parameters that one row is multiplied with."""
+        """Parameters by which one row is multiplied."""
         return self._always + self._sparse_layers * self.active_experts * self._expert
 
     def read(self, rows: int) -> float:
-        """Return the parameters that a forward reads, of experts those that a row is routed to."""
+        """Return the parameters that a forward reads; of the experts, those expected to be used."""
         share = 1 - (1 - self.active_experts / self.experts) ** rows if self.experts else 0.0
         return self._always + self._sparse_layers * self.experts * share * self._expert
 
     @property
     def kv_values(self) -> int:
-        """Values that the cache holds of a token."""
+        """Values that the KV cache holds for a token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device: bytes, bytes/s, FLOP/s by dtype, seconds, and the shares that are reached.
+    """A device: bytes, bytes/s, FLOP/s by dtype, seconds, and the shares of peak that are reached.
 
-    ``layer`` is the least time of a layer, ``step`` and ``per_sequence`` that of a step beside its
-    forwards, ``draft_pass`` that of a drafter's pass.
+    ``layer`` is the least time of a layer; ``step`` and ``per_sequence`` are the time of a step
+    besides its forwards; ``draft_pass`` is the overhead of a drafter's pass.
     """
 
     name: str
@@ -151,13 +151,13 @@ ALIASES = (
     ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"),
     ("num_attention_heads", "n_head"), ("vocab_size",),
 )  # fmt: skip
-"""Layers, hidden, heads and vocabulary, which every config must have, by their names."""
+"""Names of layers, hidden size, heads and vocabulary size, which every config must have."""
 
 
 def _size(
     config: Mapping[str, Any], names: tuple[str, ...], owner: str, default: int | None
 ) -> int:
-    """Return the first size that is there; ``default`` where there is none and it is given."""
+    """Return the first size that is present, else ``default`` if it is given."""
     value = next((config[name] for name in names if config.get(name) is not None), None)
     if value is None and default is not None:
         return default
@@ -189,7 +189,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _with_experts(dense: Shape, config: Mapping[str, Any]) -> Shape:
-    """Return a shape with the experts of its config, if that has any."""
+    """Return a shape with the experts of the config, if there are any."""
     name = dense.name
     experts = config.get("num_experts") or config.get("num_local_experts")
     if not experts:
@@ -236,7 +236,7 @@ def _hub_config(name: str) -> Path:
 
     try:
         return Path(hf_hub_download(name, "config.json"))
-    except (OSError, ValueError) as error:  # offline, no such repository, no repository's name
+    except (OSError, ValueError) as error:  # offline, no such repository, or no valid name
         raise ConfigError(
             f"the config of {shown(name)} is neither in a folder nor in the catalogue, and the hub "
             f"does not give it ({type(error).__name__}); give a folder with its config.json."
@@ -249,7 +249,7 @@ def find_shape(name: str) -> Shape:
 
 
 def eagle1_head(target: Shape) -> Shape:
-    """Return the shape of an EAGLE head: a layer that reads embedding and last state as one."""
+    """Return the shape of an EAGLE head: one layer that reads embedding and last state fused."""
     return Shape(
         f"EAGLE head of {target.name}", 1, target.hidden, target.inner, target.heads,
         target.kv_heads, target.head_dim, target.vocabulary, fused=2, embeds=False, lends=True,
@@ -257,7 +257,7 @@ def eagle1_head(target: Shape) -> Shape:
 
 
 def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:
-    """Return the shape of an EAGLE-3 head by its config, else one layer of the target's sizes."""
+    """Return the shape of an EAGLE-3 head from its config, else one layer of the target's sizes."""
     name = f"EAGLE-3 head of {target.name}"
     own = replace(target, layers=1) if config is None else shape_of(name, config)
     fewest = min(EAGLE_VOCABULARY, target.vocabulary)
@@ -269,7 +269,7 @@ def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:
 
 
 LARGEST_RATIO = 0.3
-"""Largest ratio of a drafter's parameters to the target's, of all and of those that a row uses."""
+"""Largest ratio of a drafter's parameters to the target's, both for all and for active ones."""
 
 
 class Fitting(NamedTuple):
@@ -283,8 +283,8 @@ class Fitting(NamedTuple):
 def entry_of(asked: str, target: Shape) -> str | None:
     """Return the catalogue's name of a model; None if it has none.
 
-    A folder or hub name matches the entry with that checkpoint, else with the same sizes: of
-    several (Qwen2 and Qwen2.5) the one whose name it contains, else the newest.
+    A folder or hub name matches the entry with that checkpoint, else one of the same sizes. Of
+    several (Qwen2 and Qwen2.5) it is the one whose name it contains, else the newest.
     """
     models, name = data("models")["model"], asked.lower()
     if name in models:
@@ -293,7 +293,7 @@ def entry_of(asked: str, target: Shape) -> str | None:
         if config.get("checkpoint", "").lower() == name:
             return str(entry)
     alike = [each for each in models if shape_of(each, models[each]).sizes == target.sizes]
-    # Nobody serves a shape that was not published.
+    # A shape without a published checkpoint is not served.
     served = [each for each in alike if "checkpoint" in models[each]]
     return max(served, key=lambda each: (each in name, _version(each)), default=None)
 
@@ -313,7 +313,7 @@ def checkpoint_of(asked: str) -> str | None:
 
 
 def head_of(asked: str, target: Shape, method: str) -> str | None:
-    """Return the name on the hub of a target's published head; None if none is known."""
+    """Return the hub name of a target's published head; None if none is known."""
     entry = entry_of(asked, target)
     heads = (head for head in data("models")["head"] if head["target"] == entry)
     return next((str(head["checkpoint"]) for head in heads if head["method"] == method), None)
@@ -335,7 +335,7 @@ def heads_of(entry: str | None) -> list[Fitting]:
 
 
 def fitting(asked: str, target: Shape) -> list[Fitting]:
-    """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
+    """Return the drafters that fit a target: its heads, models with its tokenizer, lookups."""
     entry, models = entry_of(asked, target), data("models")["model"]
     heads = dict(reversed([(head.method, head) for head in heads_of(entry)]))  # the first of each
     fits = [head for name, head in reversed(heads.items()) if BY_NAME[name].costs]
@@ -348,7 +348,7 @@ def fitting(asked: str, target: Shape) -> list[Fitting]:
 
 
 def is_small(shape: Shape, target: Shape) -> bool:
-    """Return whether a model is small enough to draft, in memory and in the cost of a row."""
+    """Return whether a model is small enough to draft, by its memory and its cost per row."""
     pairs = ((shape.parameters, target.parameters), (shape.active, target.active))
     return all(own <= LARGEST_RATIO * whole for own, whole in pairs)
 

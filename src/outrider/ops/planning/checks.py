@@ -1,4 +1,4 @@
-"""Types of inputs with their ranges, which ``check_fields`` and readers of documents refuse."""
+"""Types of inputs with their ranges, checked by ``check_fields`` and readers of documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Gibibytes = Annotated[float, Field(gt=0, lt=1e9)]
 
 
 def one_of(known: Collection[str]) -> AfterValidator:
-    """Return what refuses a text that is not among those that are known."""
+    """Return a validator that refuses a text that is not in ``known``."""
 
     def check(text: str) -> str:
         if text not in known:

@@ -16,7 +16,7 @@ class Figure(NamedTuple):
     evidence: str
 
     def said(self) -> str:
-        """Return the number for people, without its evidence."""
+        """Return the number in readable form, without its evidence."""
         value, unit = self.value, self.unit
         if unit == "times":
             return f"{value:.2f}x"
@@ -54,7 +54,7 @@ class Report:
     """An answer with figures."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain objects; each figure has its unit and evidence."""
+        """Return the answer as plain objects; each figure has its unit and evidence."""
         return dict(to_json(self))
 
 

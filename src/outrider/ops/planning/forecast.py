@@ -1,4 +1,4 @@
-"""Speculation at a batch size: speeds, times, memory, and how sure that is."""
+"""Speculation at a batch size: speeds, times, memory, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .roofline import ACTIVATION, BYTES, MEDUSA_HEADS, Steps
 from .situation import PlannedDrafter, Situation
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Batch sizes that are compared; those of the traffic beside them."""
+"""Batch sizes that are compared, in addition to those of the traffic."""
 DRAWS = 400
 SPREADS = {MODELLED: (0.15, 0.15, 0.2), MEASURED: (0.05, 0.05, 0.05)}
-"""Standard deviations of log seconds of drafting, of more rows and of whole drafted steps, by the
-evidence of the costs. That of whole modelled steps is about the published figures' distance from
-their predictions (docs/planning.md); the others are assumed."""
+"""Standard deviations of the log seconds of drafting, of additional rows and of whole steps with
+drafts, by the costs' evidence. That of whole modelled steps is about the distance of published
+figures from their predictions (docs/planning.md); the others are assumed."""
 
 
 class MemoryUse(NamedTuple):
-    """Bytes beside the target, and the sequences that fit with and without them."""
+    """Bytes needed besides the target, and the sequences that fit with and without them."""
 
     drafter: float
     per_sequence: float
-    """Of the drafter's cache."""
+    """Bytes of the drafter's KV cache."""
     buffers: float
     """Logits of the rows of one sequence's draft."""
     plain: float
@@ -41,7 +41,7 @@ class MemoryUse(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The difference of one possible world: acceptance in standard deviations, costs as factors."""
+    """One random outcome: acceptance in standard deviations, costs as factors."""
 
     acceptance: float = 0.0
     drafting: float = 1.0
@@ -53,7 +53,7 @@ EXPECTED = Draw()
 
 
 def draws(evidence: str) -> list[Draw]:
-    """Return draws of what is uncertain: the same each time."""
+    """Return random draws of acceptance and costs, the same in each call."""
     source = random.Random(0)
     return [
         Draw(source.gauss(), *(exp(each * source.gauss()) for each in SPREADS[evidence]))
@@ -69,7 +69,7 @@ def tenths(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speeds of a situation; prefills are seconds of a prompt, the drafter's on top."""
+    """The speeds of a situation; prefills are seconds per prompt, the drafter's in addition."""
 
     steps: Steps
     acceptance: Acceptance
@@ -80,13 +80,13 @@ class Forecast:
     longest: int
 
     def batch(self, batch: int, k: int) -> int:
-        """Return how many of ``batch`` sequences run at once: as many as fit, maybe none."""
+        """Return how many of ``batch`` sequences run at once: as many as fit, perhaps none."""
         if self.memory is None:
             return batch
         return int(min(batch, self.memory.speculative if k else self.memory.plain))
 
     def tpot(self, batch: int, k: int, draw: Draw = EXPECTED) -> float:
-        """Return the seconds that a sequence waits for a token."""
+        """Return the seconds per output token of a sequence."""
         running = self.batch(batch, k)
         if not k:
             return self.steps.seconds(running, 0)
@@ -98,11 +98,11 @@ class Forecast:
         return seconds * draw.whole / self.acceptance.tokens(k, draw.acceptance)
 
     def ttft(self, k: int) -> float:
-        """Return the seconds to the first token of a request that waits for no other."""
+        """Return the seconds to the first token of a request that does not wait in a queue."""
         return self.prefill + (self.draft_prefill if k else 0.0)
 
     def speed(self, batch: int, k: int, draw: Draw = EXPECTED) -> float:
-        """Return the tokens per second of a batch, the time for its prompts included."""
+        """Return the tokens per second of a batch, including the time for its prompts."""
         running = self.batch(batch, k)
         if not running:
             return 0.0
@@ -114,14 +114,14 @@ class Forecast:
         return self.speed(batch, k, draw) / self.speed(batch, 0)
 
     def best(self, batch: int) -> tuple[int, float]:
-        """Return the best draft length from 1 on, and its speedup."""
+        """Return the best draft length of at least 1, and its speedup."""
         lengths = [k for k in USUAL.depths if k < self.longest] + [self.longest]
         speedups = [(self.speedup(batch, k), -k) for k in lengths]
         speedup, length = max(speedups)
         return -length, speedup
 
     def chosen(self, batch: int) -> int:
-        """Return the draft length to use: 0 where the best wins less than the controller asks."""
+        """Return the draft length to use: 0 if the best one misses the controller's threshold."""
         k, speedup = self.best(batch)
         return k if speedup >= USUAL.enter_speedup else 0
 
@@ -147,7 +147,7 @@ class Forecast:
         return int(min(self.memory.plain if self.memory else inf, BATCHES[-1]))
 
     def ranges(self, also: Sequence[int] = ()) -> list[tuple[int, int, int, float]]:
-        """Return ranges of batch sizes with one draft length: first, last, K, least speedup."""
+        """Return ranges of batch sizes with equal draft length: first, last, K, least speedup."""
         most = max(self.limit, *also) if also else self.limit
         sizes = sorted({size for size in (*BATCHES, *also) if size <= most} | {1})
         spans: list[tuple[int, int, int, float]] = []
@@ -162,7 +162,7 @@ class Forecast:
         return spans
 
     def break_even(self, batch: int, k: int) -> float | None:
-        """Return the accepted / drafted at ``k`` from which speculation wins; None if none."""
+        """Return the accepted / drafted at ``k`` at which speculation breaks even; None if none."""
         if self.with_chance(1.0).speedup(batch, k) < 1:
             return None
         low, high = 0.0, 1.0
@@ -173,11 +173,11 @@ class Forecast:
         return self.with_chance(high).acceptance.rate(k)
 
     def with_chance(self, chance: float) -> Forecast:
-        """Return it with the same chance of acceptance at each token that is drafted."""
+        """Return the forecast with the same chance of acceptance for each drafted token."""
         return replace(self, acceptance=self.acceptance.with_chances(lambda _: chance))
 
     def halved(self, batch: int, k: int) -> dict[str, float]:
-        """Return the speedup if half of what limits it were gone, by what that is."""
+        """Return, by limiting factor, the speedup if half of that factor were gone."""
         better = self.acceptance.with_chances(lambda chance: 1 - (1 - chance) / 2)
         accepting = replace(self, acceptance=better)
         prompting = replace(self, draft_prefill=self.draft_prefill / 2)
@@ -195,7 +195,7 @@ class Forecast:
 
 
 def judged(situation: Situation, outlook: Forecast) -> dict[int, float]:
-    """Return the shares of time by batch size; with priority throughput, one fills the machine."""
+    """Return shares of time by batch size; for priority throughput, one that fills the machine."""
     shares = {size: share for size, share in situation.concurrency.items() if share > 0}
     if situation.priority == "throughput":
         return {max(outlook.limit, *shares): 1.0}
@@ -203,7 +203,7 @@ def judged(situation: Situation, outlook: Forecast) -> dict[int, float]:
 
 
 def median_size(shares: Mapping[int, float]) -> int:
-    """Return the batch size at half of the time."""
+    """Return the median batch size, weighted by time."""
     sizes = sorted(shares)
     sums = accumulate(shares[size] for size in sizes)
     half = sum(shares.values()) / 2
@@ -211,7 +211,7 @@ def median_size(shares: Mapping[int, float]) -> int:
 
 
 def memory_of(situation: Situation, target: Shape, drafter: PlannedDrafter) -> MemoryUse | None:
-    """Return the memory of a situation; None where the hardware is not known."""
+    """Return the memory use of a situation; None if the hardware is unknown."""
     machines = situation.machines(drafter)
     if machines is None:
         return None
@@ -243,7 +243,7 @@ def memory_of(situation: Situation, target: Shape, drafter: PlannedDrafter) -> M
 def prefills(
     situation: Situation, target: Shape, drafter: PlannedDrafter, steps: Steps
 ) -> tuple[float, float]:
-    """Return the seconds of a prompt, of the target and what the drafter adds."""
+    """Return the seconds in which the target reads a prompt, and those that the drafter adds."""
     tokens = situation.input_tokens
     machines = situation.machines(drafter)
     if steps.evidence == MEASURED or machines is None:
@@ -253,12 +253,12 @@ def prefills(
     machine, drafting = machines
     own = machine.prefill(target, tokens) + steps.costs.host
     more = drafting.prefill(drafter.shape, tokens) if drafter.shape else 0.0
-    # A drafter elsewhere reads the prompt while the target does.
+    # A drafter on another device reads the prompt while the target does.
     return own, more if situation.placement == "same" else max(0.0, more - own)
 
 
 def forecast(situation: Situation, target: Shape, drafter: PlannedDrafter) -> Forecast | None:
-    """Return the forecast of a situation; None where nothing says what steps cost."""
+    """Return the forecast of a situation; None if the cost of steps is unknown."""
     memory = memory_of(situation, target, drafter)
     steps = situation.steps(target, drafter)
     if steps is None:

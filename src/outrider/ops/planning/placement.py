@@ -1,8 +1,8 @@
-"""Where a drafter runs on CPUs: with the target, on cores of its own, or there and ahead: modelled.
+"""A model of where a drafter runs on CPUs: with the target, on own cores, or on those and ahead.
 
-A step with the target is K passes of the drafter and one verification, each on all cores. On cores
-of its own a drafter that drafts ahead hides its passes behind a verification on the other cores,
-where all of a draft and the token behind it are right.
+Together, a step is K passes of the drafter and one verification, each on all cores. On its own
+cores, a drafter that drafts ahead hides its passes behind the verification on the other cores, if
+the whole draft and the guessed token after it are right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .roofline import Machine
 TOGETHER, APART, AHEAD, SOCKET = "together", "own cores", "own cores, ahead", "own socket, ahead"
 """The names of placements."""
 SATURATED = 0.5
-"""Share of a socket's cores that reach all of its memory's bandwidth: assumed."""
+"""Share of a socket's cores that suffices for its whole memory bandwidth: assumed."""
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)
 """Shares of the cores that a drafter may get."""
 LENGTHS = range(1, 9)
@@ -24,7 +24,7 @@ LENGTHS = range(1, 9)
 
 @dataclass(frozen=True)
 class Cpus:
-    """Sockets of a kind, of which ``cores`` of ``all_cores`` each are used."""
+    """Sockets of one kind; of each, ``cores`` of ``all_cores`` are used."""
 
     device: Device
     all_cores: int
@@ -32,7 +32,7 @@ class Cpus:
     sockets: int = 1
 
     def part(self, share: float) -> Device:
-        """Return what a share of the used cores of one socket comes to."""
+        """Return a share of one socket's used cores as a device."""
         of_socket = share * self.cores / self.all_cores
         flops = {name: each * of_socket for name, each in self.device.flops.items()}
         bandwidth = self.device.bandwidth * min(1.0, of_socket / SATURATED)
@@ -41,7 +41,7 @@ class Cpus:
 
 @dataclass(frozen=True)
 class Placed:
-    """The best draft length of a placement, its tokens per second over those of plain decoding.
+    """A placement's best draft length, and its tokens per second over those of plain decoding.
 
     ``share`` is the share of a socket's used cores that the drafter has; 1 is a socket of its own.
     """
@@ -64,11 +64,11 @@ class Pair:
     batch: int = 1
 
     def tokens(self, k: int) -> float:
-        """Return the tokens of a step, expected."""
+        """Return the expected tokens of a step."""
         return sum(self.chance**i for i in range(k + 1))
 
     def forward(self, shape: Shape, machine: Machine, rows: int) -> float:
-        """Return the seconds of a forward of so many rows of each sequence."""
+        """Return the seconds of a forward of ``rows`` rows of each sequence."""
         context = self.batch * self.context * machine.context(shape)
         return machine.forward(shape, self.batch * rows) + context
 
@@ -82,7 +82,7 @@ class Pair:
 
 
 def placements(pair: Pair, cpus: Cpus) -> list[Placed]:
-    """Return what each placement comes to on some CPUs, against plain decoding on all of them."""
+    """Return the result of each placement on some CPUs, against plain decoding on all of them."""
     whole = Machine(cpus.part(1), cpus.sockets, pair.dtype)
     alone = replace(whole, count=1)
     machines = (whole, alone)
@@ -113,7 +113,7 @@ def placements(pair: Pair, cpus: Cpus) -> list[Placed]:
 def _split(
     pair: Pair, cpus: Cpus, share: float, ahead: bool, host: float
 ) -> Iterator[tuple[int, float]]:
-    """Yield steps by draft length where a drafter has a share of each socket's cores."""
+    """Yield draft length and seconds of a step, the drafter on ``share`` of each socket's cores."""
     rest, own = (Machine(cpus.part(each), cpus.sockets, pair.dtype) for each in (1 - share, share))
     each = pair.drafting(own)
     for k in LENGTHS:
@@ -121,15 +121,15 @@ def _split(
         if not ahead:
             yield k, host + k * each + verify
             continue
-        # Both read the same memory.
+        # Both models read from the same memory.
         read = (k + 1) * own.weights(pair.drafter) / Machine(cpus.part(1), cpus.sockets).bandwidth
         yield k, host + _ahead(pair, k, each, verify + read)
 
 
 def _ahead(pair: Pair, k: int, each: float, verify: float) -> float:
-    """Return the seconds of a step of which a guess may hide the drafting.
+    """Return the seconds of a step whose drafting a right guess hides behind verification.
 
-    Where it does not come true, the pass that runs ends first, half of one on average.
+    After a wrong guess, the running pass must end first: half a pass on average.
     """
     chance = pair.chance ** ((k + 1) * pair.batch)
     late = max(0.0, (k + 1) * each - verify)

@@ -1,4 +1,4 @@
-"""The cost of bringing speculation into production, and when it has paid for itself."""
+"""The cost of bringing speculation into production, and the time until it pays for itself."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MOST_SPEEDUP = 100.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A question to ``roi``; it is checked when it is made, and may raise ConfigError.
+    """A question to ``roi``; it is checked on creation, which may raise ConfigError.
 
-    ``speedup`` is low, base and high, of the same devices on the same traffic, such as the P10, P50
-    and P90 of ``advise``; ``option`` a way to bring speculation in, whose range of working ``days``
-    and ``training_hours`` counts unless these are given. ``price`` is that of a device's hour,
-    ``day`` that of an engineer's, in dollars; ``requests`` are those of a month; ``users`` and
-    seconds (``p50``, ``p95``) are today's. The work begins today unless ``start`` is given.
+    ``speedup`` is low, base and high for the same devices and traffic, such as P10, P50 and P90 of
+    ``advise``. ``option`` is a way to introduce speculation, which gives the working ``days`` and
+    the ``training_hours`` unless they are given. ``price`` is for a device hour, ``day`` for an
+    engineer's day, in dollars. ``requests`` are per month; ``users`` and latencies (``p50``,
+    ``p95``, seconds) are today's. The work begins today unless ``start`` is given.
     """
 
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -69,9 +69,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """One of low, base and high. Money is in dollars, a month has 730 hours.
+    """One of low, base and high. Money is in dollars; a month has 730 hours.
 
-    Break-even counts from the end of the work; ``roi`` is a year's savings over the cost, less 1.
+    Break-even days count from the end of the work; ``roi`` is a year's savings / cost - 1.
     """
 
     speedup: Figure
@@ -95,12 +95,12 @@ class Roi(Report):
     spent_a_month: Figure
     cases: dict[str, Case]
     capacity: dict[str, Figure]
-    """In the base case: users that the same devices serve, devices not needed for them, and
-    dollars for 1,000 requests."""
+    """In the base case: users that the same devices serve, devices that these would need in
+    addition without speculation, and dollars for 1,000 requests."""
     latency: dict[str, Figure]
-    """Seconds of a request in the base case."""
+    """Seconds of a request, today and in the base case."""
     balance: dict[str, list[Figure]]
-    """The gain by the end of months 0 to 12, less the cost."""
+    """By case: the gain by the end of months 0 to 12, less the cost."""
     notes: list[str]
 
 
@@ -109,7 +109,7 @@ def _money(value: float) -> Figure:
 
 
 def _after(start: date, days: float) -> str | None:
-    """Return the date so many days later; None where the calendar ends before."""
+    """Return the date ``days`` later; None if it is beyond the calendar."""
     try:
         return (start + timedelta(days=ceil(days))).isoformat()
     except OverflowError:
@@ -169,14 +169,14 @@ def _notes(plan: Plan, cases: Mapping[str, Case]) -> list[str]:
 
 
 def roi(plan: Plan) -> Roi:
-    """Return what speculation costs to bring in, what it saves, and when it has paid."""
+    """Return what it costs to introduce speculation, what it saves, and when it pays off."""
     entry = data("efforts")["option"][plan.option]
     least, most = entry["days"] if plan.days is None else (plan.days, plan.days)
     few, many = entry.get("training_hours", (0.0, 0.0))
     if plan.training_hours is not None:
         few = many = plan.training_hours
     low, base, high = plan.speedup
-    # The low case joins the least speedup with the most work.
+    # The low case combines the least speedup with the most work.
     cases = {
         "low": _case(plan, low, most, many),
         "base": _case(plan, base, (least + most) / 2, (few + many) / 2),
@@ -215,7 +215,7 @@ ROWS = (
 
 
 def roi_markdown(answer: Roi) -> str:
-    """Return the figures as Markdown; every number has its evidence beside it."""
+    """Return the figures as Markdown; every number comes with its evidence."""
     rows = [
         (label, *(getattr(answer.cases[case], name) or "never" for case in CASES))
         for name, label in ROWS

@@ -1,8 +1,8 @@
-"""The costs of steps on a device that nobody measured, in the form of the controller's cost model.
+"""Modelled costs of steps on a device without measurements, as the controller's cost model.
 
-A forward reads its weights, multiplies each row with the active ones, sums up between devices, and
-reads its logits. The times are added: measured forwards are nearer to that than to the larger of
-the two (docs/planning.md). The cache is read once for each sequence, whatever the rows.
+A forward reads its weights, multiplies each row by the active ones, reduces between devices, and
+reads its logits. The times are added: measured forwards are closer to the sum than to the maximum
+(docs/planning.md). The KV cache is read once per sequence, whatever the rows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5625}
 """Bytes of a weight by dtype; int4 with a scale and a zero point for each group of 32 or 64."""
 Dtype = Annotated[str, one_of(BYTES)]
 LOGIT_READS = 3
-"""Times that fp32 logits are written or read until a token is drawn: assumed."""
+"""Number of times that fp32 logits are written or read until a token is sampled: assumed."""
 ACTIVATION = 2
-"""Bytes of an activation that goes between devices, and of a value of the cache."""
+"""Bytes of an activation sent between devices, and of a value in the KV cache."""
 MEDUSA_HEADS = 4
 LAYERSKIP_SHARE = 0.55
-"""Share of the target's time that it takes without the sublayers it skips: assumed, of SWIFT."""
+"""Share of the target's time that a pass with skipped sublayers takes: assumed, from SWIFT."""
 
 
 class Terms(NamedTuple):
-    """Seconds of a forward by what takes them."""
+    """Seconds of a forward by cause."""
 
     weights: float
     compute: float
@@ -41,7 +41,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """``count`` devices of a kind that hold a model in shards; ``dtype`` is that of its weights."""
+    """``count`` equal devices that hold a model in shards; ``dtype`` is that of its weights."""
 
     device: Device
     count: int = 1
@@ -49,18 +49,18 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that are reached by all devices together."""
+        """Effective bytes/s of all devices together."""
         return self.count * self.device.bandwidth * self.device.bandwidth_efficiency
 
     @property
     def flops(self) -> float:
-        """FLOP/s that are reached by all devices together."""
+        """Effective FLOP/s of all devices together."""
         each = self.device.flops.get(self.dtype, self.device.flops["bf16"])
         return self.count * each * self.device.compute_efficiency
 
     @property
     def memory(self) -> float:
-        """Bytes that a server may take of all devices."""
+        """Bytes that a server may use on all devices."""
         return self.count * self.device.memory * self.device.memory_share
 
     def weights(self, shape: Shape) -> float:
@@ -68,7 +68,7 @@ class Machine:
         return shape.parameters * BYTES[self.dtype]
 
     def terms(self, shape: Shape, rows: int) -> Terms:
-        """Return what a forward of ``rows`` rows takes, without its context."""
+        """Return the seconds of a forward of ``rows`` rows by cause, without its context."""
         device = self.device
         weights = shape.read(rows) * BYTES[self.dtype] / self.bandwidth
         compute = 2 * shape.active * rows / self.flops
@@ -87,18 +87,18 @@ class Machine:
         return sum(self.terms(shape, rows))
 
     def context(self, shape: Shape) -> float:
-        """Return the seconds that a token of a sequence's context adds to a forward."""
+        """Return the seconds that each token of a sequence's context adds to a forward."""
         return shape.kv_values * ACTIVATION / self.bandwidth
 
     def prefill(self, shape: Shape, tokens: int) -> float:
-        """Return the seconds in which a prompt is read; only its last row has logits."""
+        """Return the seconds to prefill a prompt; only its last row has logits."""
         *body, _ = self.terms(shape, tokens)
         attention = 2 * shape.heads * shape.head_dim * shape.layers * tokens**2
         return sum(body) + attention / self.flops
 
 
 def curve_of(seconds: Callable[[int], float]) -> Curve:
-    """Return the curve of a function of the rows."""
+    """Return a function of the rows as a curve."""
     return Curve(CURVE_ROWS, tuple(map(seconds, CURVE_ROWS)))
 
 
@@ -107,7 +107,7 @@ def draft_costs(
 ) -> DraftCosts:
     """Return the seconds of a drafter on its machine, over sequences of ``context`` tokens.
 
-    With Medusa and layerskip heads or layers of the target draft.
+    Medusa drafts with heads on the target, layerskip with the target's own layers.
     """
     if method == "lookup":
         return DraftCosts(None, USUAL.call, USUAL.per_sequence)
@@ -120,7 +120,7 @@ def draft_costs(
         return DraftCosts(None, own + parameters * bytes_ / machine.bandwidth, each)
     share = LAYERSKIP_SHARE if method == "layerskip" else 1.0
     model = target if method == "layerskip" or shape is None else shape
-    # A small drafter may be faster on one device, where nothing is summed up between devices.
+    # A small drafter may be faster on one device, which needs no reduction between devices.
     alone = replace(machine, count=1)
 
     def seconds(rows: int) -> float:
@@ -147,7 +147,7 @@ class Steps:
     evidence: str = MODELLED
 
     def verify(self, batch: int, drafted: float) -> float:
-        """Return the seconds in which the target verifies drafts of so many tokens, on average."""
+        """Return the seconds in which the target verifies drafts of ``drafted`` mean tokens."""
         rows = batch * (1 + drafted)
         return self.costs.target.at(rows) + self.costs.per_context * self.context * batch
 
@@ -158,7 +158,7 @@ class Steps:
         return self.costs.drafters[self.name].at([batch] * k) + self.link
 
     def seconds(self, batch: int, k: int, drafted: float | None = None) -> float:
-        """Return the seconds of a step; ``drafted`` are the mean tokens of a draft, else ``k``."""
+        """Return the seconds of a step; ``drafted`` is the mean tokens of a draft, or ``k``."""
         verify = self.verify(batch, k if drafted is None else drafted)
         return self.draft(batch, k) + verify + self.costs.host_at(batch)
 

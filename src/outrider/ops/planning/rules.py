@@ -1,4 +1,4 @@
-"""Rules of thumb and stacks of techniques, as they are told, beside what the model computes."""
+"""Published rules of thumb and stacks of techniques, for comparison with the model's verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .situation import PlannedDrafter, Situation
 
 USE, LEAVE = "use", "do not"
 RULES_K = 5
-"""Draft length of the acceptance that rules speak of: assumed."""
+"""Draft length K of the acceptance in rules: assumed."""
 
 
 class RuleOfThumb(NamedTuple):
-    """A rule of thumb beside the model's verdict; ``reason`` is empty where they agree."""
+    """A rule of thumb with the model's verdict; ``reason`` is empty if they agree."""
 
     name: str
     fact: str
@@ -26,7 +26,7 @@ class RuleOfThumb(NamedTuple):
 
 
 def facts(situation: Situation, target: Shape, drafter: PlannedDrafter) -> dict[str, float]:
-    """Return what the rules ask of a situation, as far as it was given; a prior is not."""
+    """Return the facts that rules ask for, as far as they were given; a prior is left out."""
     acceptance = situation.acceptance.rate(RULES_K) if situation.acceptance else None
     billions = target.parameters / 1e9
     known: dict[str, float | None] = {
@@ -52,7 +52,7 @@ def _applies(rule: dict[str, Any], value: float) -> bool:
 
 
 def _reason(fact: str, forecast: Forecast, batch: int) -> str:
-    """Return what decides instead of a rule's fact, in figures of the forecast."""
+    """Return why the model decides otherwise than a rule, in figures of the forecast."""
     sentences, memory, steps = data("notes")["rules"], forecast.memory, forecast.steps
     k, speedup = forecast.best(batch)
     running = forecast.batch(batch, k)
@@ -81,9 +81,9 @@ def _reason(fact: str, forecast: Forecast, batch: int) -> str:
 def judge(
     known: dict[str, float], model: str | None, forecast: Forecast | None, batch: int, largest: int
 ) -> list[RuleOfThumb]:
-    """Return every rule that applies, beside the model's verdict on the traffic, if there is one.
+    """Return every rule that applies, with the model's verdict on the traffic, if there is one.
 
-    Reasons speak of ``batch``, the median size, or of the ``largest`` for rules on the batch.
+    Reasons are for the median size ``batch``, or for the ``largest`` in rules on the batch size.
     """
 
     def rule(name: str, fact: str, value: float, says: str) -> RuleOfThumb:
@@ -102,14 +102,14 @@ def judge(
 
 
 def decide(rules: list[RuleOfThumb]) -> tuple[str, str]:
-    """Return the rules' own verdict and its reason: one rule against speculation decides."""
+    """Return the rules' verdict and its reason: a single rule against speculation decides."""
     against = [rule for rule in rules if rule.says == LEAVE]
     reason = "rules of thumb: " + "; ".join(rule.name for rule in against or rules)
     return LEAVE if against else USE, reason
 
 
 def stack(priority: str) -> dict[str, Any]:
-    """Return the stack of techniques for a priority, with what is claimed of each."""
+    """Return the stack of techniques for a priority, with the claims about each."""
     techniques = data("techniques")
     entry = techniques["stack"][priority]
     names = (*entry["take"], *entry["optional"], *entry["leave"])

@@ -25,14 +25,14 @@ from .roofline import BYTES, Dtype, Machine, Steps, roofline
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
 CPU = "xeon-8480"
-"""The device of a drafter that is placed on a CPU, unless it is said."""
+"""The default device of a drafter that is placed on a CPU."""
 Placement = Annotated[str, one_of(PLACEMENTS)]
 SAME_VOCABULARY = 0.01
-"""Vocabularies that differ by less are the same one, padded."""
+"""Vocabularies whose sizes differ by a smaller share are taken for one vocabulary, padded."""
 
 
 class PlannedDrafter(NamedTuple):
-    """A drafter: what decides its costs, its model if any, its prior of acceptance, its method."""
+    """A drafter: the kind that sets its costs, its model if any, its prior and its name."""
 
     method: str
     shape: Shape | None
@@ -42,13 +42,13 @@ class PlannedDrafter(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """A question to ``advise``; it is checked when it is made.
+    """A question to ``advise``; it is checked on creation.
 
-    A model is one of the catalogue, a folder with a config.json, or a name of the hub; a drafter
-    may be a method, and None asks for the best of the catalogue's. ``profile`` are measured costs,
-    or the file in which ``outrider serve`` keeps them; they stand in for the roofline.
-    ``concurrency`` are the shares of time by number of sequences, ``tasks`` those of the traffic.
-    Times are in seconds, the price in dollars for an hour of a device, ``longest`` in tokens.
+    A model is a name in the catalogue, a folder with a config.json, or a hub name. A drafter may
+    also be a method; None asks for the catalogue's best. ``profile`` is measured costs, or the file
+    in which ``outrider serve`` keeps them; it replaces the roofline. ``concurrency`` is the share
+    of time by number of sequences, ``tasks`` the shares of traffic. Times are in seconds, the price
+    in dollars per device hour, ``longest`` in tokens.
 
     Raises ConfigError: an input is wrong; ModelError: a config.json cannot be used.
     """
@@ -124,13 +124,13 @@ class Situation:
         return PlannedDrafter("model", shape, "retokenize" if apart else "model", "draft_model")
 
     def dtype_of(self, drafter: PlannedDrafter) -> str:
-        """Return the dtype of a drafter's weights: by default the target's, or that of heads."""
+        """Return the dtype of a drafter's weights; by default the target's, or for heads bf16."""
         head = BY_NAME[drafter.name].head and BYTES[self.dtype] < BYTES["bf16"]
         # Heads are published in bf16, whatever the target's dtype is.
         return self.drafter_dtype or ("bf16" if head else self.dtype)
 
     def machines(self, drafter: PlannedDrafter) -> tuple[Machine, Machine] | None:
-        """Return the target's machine and the drafter's; None where no hardware was named."""
+        """Return the target's machine and the drafter's; None if no hardware was named."""
         if self.hardware is None:
             return None
         device = find_device(self.hardware)
@@ -147,7 +147,7 @@ class Situation:
         return known if isinstance(known, Costs) else read_profile(Path(known or ""))
 
     def steps(self, target: Shape, drafter: PlannedDrafter) -> Steps | None:
-        """Return what steps cost: measured, else modelled; None where neither can be."""
+        """Return the costs of steps: measured, else modelled; None if neither is possible."""
         if self.profile is not None:
             costs = self.costs()
             name = drafter_in(costs, str(self.drafter), drafter)
@@ -174,7 +174,7 @@ def read_profile(file: Path) -> Costs:
 
 
 def drafter_in(costs: Costs, asked: str, drafter: PlannedDrafter) -> str:
-    """Return the name that costs have for a drafter: its own, its method's, or the only one."""
+    """Return the drafter's name in the costs: its own, its method's, or the only model's."""
     names = [n for n in (asked, drafter.name, drafter.method) if n in costs.drafters]
     models = [name for name, each in costs.drafters.items() if each.passes is not None]
     if len(models) == 1 and drafter.method in ("model", "eagle", "eagle3"):

@@ -1,4 +1,4 @@
-"""The known drafters of a model, on disk, published and free, with a forecast of each here."""
+"""The known drafters of a model (on disk, published, free), with a forecast for this machine."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from .roofline import BYTES, Machine, roofline
 ON_DISK, PUBLISHED, FREE = "on disk", "published", "free"
 TASKS = {"conversation": 1.0}
 CONTEXT, OUTPUT = 640.0, 256
-"""Tokens of a sequence while it decodes, and of its output: those of ``outrider ops advise``."""
+"""Mean tokens of a sequence while it decodes, and of its output, as in ``outrider ops advise``."""
 LONGEST = 8
 MOST_OF_TARGET = 0.6
-"""Share of the bytes that a step of the target reads, above which no model on disk is named."""
+"""Largest share of the bytes read by a target's step for which a model on disk is suggested."""
 LEAST_SKIPPED = 3e9
-"""Parameters of a target below which layerskip has no forecast: its figures are of larger ones."""
+"""Least parameters of a target for a layerskip forecast, whose figures are of larger targets."""
 MATRIX, ROUNDS = 4096, 5
-"""Rows of the matrix whose products measure this machine, and how often."""
+"""Size of the square matrix whose products measure this machine, and their repeats."""
 PRODUCT_ROWS = 64
 FASTER = {"vnni": {"int8": 3.0, "int4": 3.0}, "bf16": {"bf16": 2.0, "int8": 3.0, "int4": 3.0}}
-"""Times by which products of a dtype outdo those in fp32, by an instruction set's name: assumed."""
+"""Factors by which products of a dtype are faster than in fp32, by instruction set: assumed."""
 
 
 class KnownModel(NamedTuple):
-    """A model: where it lies or what the hub calls it, its names, its shape, and bits a weight."""
+    """A model: its path or hub name, its names, its shape, and bits per weight."""
 
     path: str
     names: tuple[str, ...]
@@ -54,9 +54,9 @@ class KnownModel(NamedTuple):
 class Suggestion(NamedTuple):
     """A drafter of a model.
 
-    ``drafter`` is its name for ``--drafter``. ``served`` says whether this engine drafts with it;
-    the figures are forecasts for one request of conversation, and ``command`` is what to run next;
-    None where nothing here drafts with it.
+    ``drafter`` is its name for ``--drafter``. ``served`` says whether this engine drafts with it.
+    The figures are forecasts for one conversation request; ``command`` is what to run next, None if
+    this engine does not draft with it.
     """
 
     drafter: str
@@ -70,9 +70,9 @@ class Suggestion(NamedTuple):
 
 
 def this_machine(isa: str) -> Device:
-    """Return this machine as a device: memory's speed and arithmetic by products of numpy.
+    """Return this machine as a device; numpy products measure its bandwidth and fp32 arithmetic.
 
-    The arithmetic of smaller dtypes is assumed of ``isa``, the native step's instruction set.
+    The speed of smaller dtypes is assumed from ``isa``, the native step's instruction set.
     """
     assumed = table("hardware")["assumed"]
     shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
@@ -97,7 +97,7 @@ def _seconds(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def entry_for(model: KnownModel) -> str | None:
-    """Return the catalogue's entry of a model, by its names and its sizes; None if it has none."""
+    """Return the catalogue's entry for a model by its names and sizes; None if there is none."""
     asked = " ".join(name.strip().replace(" ", "-") for name in model.names)
     return entry_of(asked, model.shape)
 
@@ -106,10 +106,10 @@ def suggest(
     model: KnownModel, near: Sequence[KnownModel], here: Device,
     own_heads: Sequence[tuple[str, str]] = (),
 ) -> list[Suggestion]:  # fmt: skip
-    """Return the known drafters of a model, those on disk first, each kind by its forecast.
+    """Return the known drafters of a model, those on disk first, each kind sorted by forecast.
 
-    ``near`` are smaller models on disk that have its tokenizer, ``own_heads`` the folders and
-    methods of heads on disk that fit it.
+    ``near`` are smaller models on disk with its tokenizer, ``own_heads`` the folders and methods of
+    heads on disk that fit it.
     """
     target = model.shape
     entry = entry_for(model)
@@ -138,7 +138,7 @@ def _ranked(suggestions: Iterable[Suggestion]) -> list[Suggestion]:
 
 
 def dtype_of(bits: float) -> str:
-    """Return the dtype of the roofline whose weights are as large."""
+    """Return the roofline's dtype whose weights are closest in size."""
     return min(BYTES, key=lambda name: abs(8 * BYTES[name] - bits))
 
 
@@ -158,7 +158,7 @@ def _suggestion(
     known = BY_NAME[method]
     served = known.ours is not None
     command = f"outrider bench {quote(model.path)} --drafter {quote(drafter)}" if served else None
-    # MTP layers cost as a head does; what a block costs is not modelled.
+    # MTP layers cost as much as a head; the cost of a block drafter is not modelled.
     costs = known.costs or ("eagle3" if served and not known.checkpoint else None)
     small = costs == "layerskip" and model.shape.parameters < LEAST_SKIPPED
     if costs is None or small:

@@ -92,7 +92,7 @@ class Prompt(Other):
             messages += messages_of(message, f"messages[{number}]")
         last = messages[-1]
         if last["role"] == "assistant" and "tool_calls" not in last:
-            more = {"continue_final_message": True}  # as Anthropic's API has it
+            more = {"continue_final_message": True}  # as in Anthropic's API
         config = self.output_config or OutputConfig()
         form = config.format or self.output_format
         if form is not None:
@@ -140,7 +140,7 @@ class MessagesRequest(Prompt):
 
 
 def _text(content: Any, where: str) -> str:
-    """Return the text of a content of texts alone. Raises Refusal: there is another block."""
+    """Return the text of a content that has text blocks only. Raises Refusal: it has others."""
     if isinstance(content, str):
         return content
     texts = []
@@ -158,7 +158,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the messages of a chat that a message stands for: results of tools are their own."""
+    """Return the chat messages that a message stands for; each tool result becomes its own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system") or not isinstance(content, str | list):
         raise Refusal(

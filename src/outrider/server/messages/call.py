@@ -1,4 +1,4 @@
-"""``/v1/messages``: a chat as Anthropic's Messages API has it."""
+"""``/v1/messages``: a chat in the form of Anthropic's Messages API."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -20,7 +20,7 @@ DELTAS = {
     "text": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""The type of a block's deltas and their field, by its kind."""
+"""Type and field of a block's deltas, keyed by its kind."""
 
 
 class Messages(BlockCall):
@@ -51,7 +51,7 @@ class Messages(BlockCall):
             if not begun:
                 begun = True
                 begins = self._message()
-                begins["usage"]["output_tokens"] = 0  # they are counted in the end
+                begins["usage"]["output_tokens"] = 0  # counted at the end
                 yield {"type": "message_start", "message": begins}
             for change in changes:
                 if change.what == "ends" and change.block.kind == "thoughts":
@@ -62,7 +62,7 @@ class Messages(BlockCall):
         yield {"type": "message_stop"}
 
     def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream that fails on the way."""
+        """Yield the events of a stream that fails midway."""
         yield of_messages(error_body(error), self.id)
 
     def _message(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Messages(BlockCall):
         }  # fmt: skip
 
     def _used(self) -> dict[str, Any]:
-        """Return the usage: tokens of the prompt that were cached count apart."""
+        """Return the usage; cached prompt tokens are counted separately."""
         used = self.usage()
         cached = used["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -123,7 +123,7 @@ class Messages(BlockCall):
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the object of a call's arguments; {} where they are cut off."""
+    """Return the object of a call's arguments; {} if they are cut off."""
     value: Any = {}
     with suppress(ValueError):
         value = value_of(text or "{}")

@@ -82,7 +82,7 @@ class ResponsesRequest(Other):
     prompt: Annotated[Any, Unless((), "give input and instructions")] = None
 
     def chat(self, before: Sequence[dict[str, Any]]) -> ChatRequest:
-        """Return the chat that continues the messages ``before``. Raises Refusal: it cannot be."""
+        """Return the chat that continues the messages ``before``. Raises Refusal: not served."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         said = messages_of(self.input)
         if not (said or before):
@@ -120,7 +120,7 @@ class ResponsesRequest(Other):
 
     @property
     def _calls_nothing(self) -> bool:
-        """True for the usual choice without tools, which many clients write."""
+        """True for the default choice without tools, which many clients send."""
         return self.tool_choice == "auto" and not self.tools
 
     def _format(self) -> dict[str, Any] | None:
@@ -172,9 +172,9 @@ def choice_of(choice: str | dict[str, Any] | None) -> Any:
 
 
 def messages_of(given: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of a chat that items stand for. Raises Refusal: one is not served.
+    """Return the chat messages that items stand for. Raises Refusal: one is not served.
 
-    Thoughts and calls belong to the assistant's message that they stand beside.
+    Thoughts and calls join the assistant's message next to them.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
@@ -214,7 +214,7 @@ def _reasoning(messages: list[dict[str, Any]], item: Mapping[str, Any], where: s
     if not any(texts):
         return  # they were left out
     last = messages[-1] if messages else {}
-    if last.keys() != {"role", "reasoning"}:  # else it goes on with thoughts before
+    if last.keys() != {"role", "reasoning"}:  # else it continues earlier thoughts
         last = _begin(messages)
     texts.insert(0, last.get("reasoning"))
     last["reasoning"] = "\n".join(text for text in texts if isinstance(text, str) and text)
@@ -237,7 +237,7 @@ def _output(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str)
 
 
 def _check_parts(content: str | list[Any], where: str) -> None:
-    """Refuse parts that are no texts."""
+    """Refuse parts that are not text."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("input_text", "output_text", "text", "refusal"):
@@ -252,7 +252,7 @@ def _begin(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the assistant's message at the end; a new one where there is none."""
+    """Return the assistant's message at the end; append one if there is none."""
     if messages and messages[-1]["role"] == "assistant":
         return messages[-1]
     return _begin(messages)

@@ -1,4 +1,4 @@
-"""``/v1/responses``: a chat as OpenAI's Responses API has it."""
+"""``/v1/responses``: a chat in the form of OpenAI's Responses API."""
 
 import time
 import uuid
@@ -35,7 +35,7 @@ class Responses(BlockCall):
         store, self.owner = service.responses, http.state.key
         body = chat_of(asked, store, self.owner)
         super().__init__(service, body, http)
-        self.id = f"resp_{uuid.uuid4().hex}"  # not the client's: others may know that one
+        self.id = f"resp_{uuid.uuid4().hex}"  # not the client's, which others may know
         self.asked_for = asked
         self.keeps = bool(store.most) and asked.store is not False
         own = body.messages[1:] if asked.instructions else body.messages
@@ -43,7 +43,7 @@ class Responses(BlockCall):
         self._number = 0
         self._ids: dict[int, str] = {}
         self._listed = 0
-        """Tokens whose log probabilities a stream has listed, or never will."""
+        """Number of tokens whose log probabilities a stream has listed or skipped."""
 
     def build(self) -> dict[str, Any]:
         self.finish()
@@ -73,7 +73,7 @@ class Responses(BlockCall):
         yield self._event(f"response.{kind}", response=answer)
 
     def failed(self, error: OutriderError) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream that fails on the way."""
+        """Yield the events of a stream that fails midway."""
         told = error_body(error)["error"]
         code = "invalid_prompt" if str(told["code"]).startswith("4") else "server_error"
         message, param = told["message"], told["param"]
@@ -83,12 +83,12 @@ class Responses(BlockCall):
         yield self._event("response.failed", response=answer)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event, which has its number in the stream."""
+        """Return an event with its number in the stream."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _ended(self) -> dict[str, Any]:
-        """Return the response at its end, which is kept if it may be."""
+        """Return the response at its end, and store it if that is allowed."""
         whole = self.sample.finish_reason == "stop" and self.calls_whole
         status = "cancelled" if self.cancelled else "completed" if whole else "incomplete"
         answer = self._object(status)
@@ -96,14 +96,14 @@ class Responses(BlockCall):
         return answer
 
     def _keep(self, answer: dict[str, Any], answered: list[dict[str, Any]]) -> None:
-        """Keep the response as it is now, where the server keeps any and nobody forgot it."""
+        """Store the response as it is now, if the server stores any and it was not deleted."""
         if self.keeps:
             runs = self.cancel if answer["status"] == "in_progress" else None
             kept = Kept([*self.messages, *answered], answer, runs)
             self.service.responses.put(self.id, self.owner, kept)
 
     def _answered(self) -> dict[str, Any]:
-        """Return the assistant's message, as the next call of the conversation has it."""
+        """Return the assistant's message, as the next call of the conversation repeats it."""
         texts = dict.fromkeys(("thoughts", "text"), "")
         for block in self.blocks.all:
             if block.kind != "call":
@@ -115,11 +115,11 @@ class Responses(BlockCall):
         return message | ({"tool_calls": calls} if calls else {})
 
     def cancel(self, forget: bool = False) -> None:
-        """End the response at its next step; nothing is kept of one to ``forget``."""
+        """End the response at its next step; if it is to be ``forget``-ed, store nothing."""
         self.cancelled, self.keeps = True, self.keeps and not forget
 
     def _object(self, status: str) -> dict[str, Any]:
-        """Return the response as far as it has come; as it begins it has no items."""
+        """Return the response so far; at its beginning it has no items."""
         asked, body, settings = self.asked_for, self.body, self.service.settings
         runs = status == "in_progress"
         cut = status == "incomplete" and self.sample.finish_reason == "length"
@@ -151,7 +151,7 @@ class Responses(BlockCall):
         }  # fmt: skip
 
     def _raw(self) -> dict[str, Any]:
-        """Return prompt and output as text and token ids where vLLM's field asks for them."""
+        """Return prompt and output as text and token ids if vLLM's field asks for them."""
         if not self.asked_for.enable_response_messages:
             return {}
         prompt = list(self.states[0].request.prompt_token_ids)
@@ -177,9 +177,9 @@ class Responses(BlockCall):
         return self._ids.setdefault(block.number, f"{prefix}_{uuid.uuid4().hex}")
 
     def _item(self, block: Block, ended: bool, begins: bool = False) -> dict[str, Any]:
-        """Return a block as an item, which is empty where it ``begins``.
+        """Return a block as an item, empty if it ``begins``.
 
-        Unless the answer ``ended`` by itself its last item is incomplete.
+        The last item of an answer that has not ``ended`` by itself is incomplete.
         """
         whole = ended or block is not self.blocks.all[-1]
         if block.kind == "call":
@@ -213,7 +213,7 @@ class Responses(BlockCall):
         if not self.body.logprobs:
             return []
         sample, outputs = self.sample, self.service.llm.inputs.outputs
-        # Thoughts may have said the same.
+        # Thoughts may contain the same text.
         begin = sample.text.find(block.text, self.read(sample).answer_begins)
         places = [len(sample.text[:end].encode(errors="replace"))
                   for end in (begin, begin + len(block.text))]  # fmt: skip
@@ -272,15 +272,15 @@ class Responses(BlockCall):
 
 
 def chat_of(asked: ResponsesRequest, store: Store, owner: int | None) -> ChatRequest:
-    """Return the chat that a body asks for, behind the response it names. Raises Refusal."""
+    """Return the chat that a body asks for, after the response it names. Raises Refusal."""
     id = asked.previous_response_id
     return asked.chat([] if id is None else ended_messages(store, id, owner))
 
 
 def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, Any]]:
-    """Return the messages of a response that a call goes on behind. Raises Refusal: there is none.
+    """Return the messages of a response that a call continues. Raises Refusal: there is none.
 
-    One that runs, failed or was cancelled has no answer to go on behind.
+    A response that runs, failed or was cancelled has no answer to continue.
     """
     if not id.startswith("resp_"):
         raise Refusal(
@@ -297,7 +297,7 @@ def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, A
 
 
 def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
-    """Cancel a response that runs; return it. Raises Refusal: it is not kept, or has ended."""
+    """Cancel a running response; return it. Raises Refusal: it is not stored, or has ended."""
     kept = service.responses.get(id, owner)
     if kept.cancel is None:
         status = kept.answer["status"]
@@ -307,7 +307,7 @@ def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
 
 
 def forgotten(service: Service, id: str, owner: int | None) -> None:
-    """Forget a response; one that runs is cancelled. Raises Refusal: it is not kept."""
+    """Delete a response; cancel it if it runs. Raises Refusal: it is not stored."""
     kept = service.responses.get(id, owner)
     if kept.cancel is not None:
         kept.cancel(True)

@@ -1,4 +1,4 @@
-"""Responses that the server keeps, so that calls may go on behind them: bounded, in memory."""
+"""Responses that the server keeps in memory, within bounds, so that calls can continue them."""
 
 import json
 from collections import OrderedDict, defaultdict
@@ -10,14 +10,14 @@ from ...errors import shown
 from ..errors import Refusal
 
 MOST_BYTES = 64 << 20
-"""Bytes of JSON of all that is kept."""
+"""Most bytes of JSON of all stored responses."""
 
 
 @dataclass
 class Kept:
     """A response: its messages without instructions, and its JSON.
 
-    ``cancel`` ends it while it runs, or has it forgotten; None then.
+    ``cancel`` ends it, and can also delete it, while it runs; None once it has ended.
     """
 
     messages: list[dict[str, Any]]
@@ -27,10 +27,10 @@ class Kept:
 
 
 class Store:
-    """Up to ``most`` responses of each key, those used least recently go first; 0 keeps none.
+    """Up to ``most`` responses for each key; the least recently used go first. 0 keeps none.
 
-    Of ``MOST_BYTES`` each of ``owners`` has an equal share. Those that run stay whatever their
-    number is, so that they can be cancelled: the server bounds how many run.
+    Each of ``owners`` has an equal share of ``MOST_BYTES``. Running responses always stay, so that
+    they can be cancelled; the server bounds how many run.
     """
 
     def __init__(self, most: int, owners: int) -> None:
@@ -39,7 +39,7 @@ class Store:
         self._bytes: defaultdict[int | None, int] = defaultdict(int)
 
     def put(self, id: str, owner: int | None, kept: Kept) -> None:
-        """Keep a response, or what has become of it."""
+        """Store a response, or its new state."""
         self.drop(id, owner)
         own = self._kept[owner]
         kept.size = len(json.dumps([kept.messages, kept.answer]))
@@ -57,7 +57,7 @@ class Store:
         self._bytes[owner] -= 0 if kept is None else kept.size
 
     def get(self, id: str, owner: int | None, param: str | None = None) -> Kept:
-        """Return a response of an owner. Raises Refusal: 404, it is not kept."""
+        """Return a response of an owner. Raises Refusal: 404, it is not stored."""
         own = self._kept[owner]
         kept = own.get(id)
         if kept is None:

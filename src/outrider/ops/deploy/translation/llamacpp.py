@@ -1,4 +1,4 @@
-"""Commands of ``llama-server`` with options that are removed."""
+"""Translates commands of ``llama-server`` that have removed options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ON_GPU = (
     ("-ngl", "--gpu-layers", "--n-gpu-layers"),
     ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
 )
-"""Names of the layers on the GPU, of the target and of the drafter."""
+"""Names of the option for layers on the GPU: the target's and the drafter's."""
 
 
 def serve(words: list[str]) -> tuple[Launch, Changes]:
-    """Return today's launch, and what changed."""
+    """Return the current launch, and what changed."""
     rules, known = rules_of("llamacpp"), schema("llamacpp")["options"]
     command = options(words, {n for n, kind in known.items() if kind in ("flag", "bool")})
     lookup = "ngram-mod" in (command.get("--spec-type") or "")

@@ -1,4 +1,4 @@
-"""Whole Kubernetes manifests of vLLM, as they would be written today."""
+"""Translates whole Kubernetes manifests of vLLM to their current form."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ ADDED_TO_CONTAINERS: Table = {
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 FILLED = ("metadata", "spec", "template", "selector", "matchLabels", "containers", "resources",
           "limits", "livenessProbe", "readinessProbe", "httpGet")  # fmt: skip
-"""Keys of a workload that need values below them."""
+"""Keys of a workload that must have values below them."""
 ONE_LINE = re.compile(r"^\s*apiVersion:\s*[^\s{]+\s+\w+:\s")
 PASTE = "paste the manifest with its own spaces and lines."
 USUAL_VALUES = 10_000
-"""Values that any manifest may have, however short its text is."""
+"""Number of values that any manifest may have, however short its text is."""
 
 
 def translate(text: str) -> Translated:
-    """Return the manifests of today, with every deviation explained; unknown kinds stay."""
+    """Return the current manifests, with every change explained; unknown kinds stay."""
     try:
         old = parse_yaml(text, "The manifest")
     except ConfigError as error:
@@ -88,13 +88,13 @@ def _below(line: str, after: str) -> bool:
 
 
 def _size(value: Any) -> int:
-    """Return how many values a value holds, itself included."""
+    """Return the number of values in a value, itself included."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + sum(map(_size, inner))
 
 
 def _objects(document: Any) -> Iterator[Table]:
-    """Yield a document, or what a List of kubectl's holds."""
+    """Yield a document, or the objects in a kubectl List."""
     if isinstance(document, dict) and document.get("kind") == "List":
         for each in _tables(document, "items"):
             yield from _objects(each)
@@ -103,7 +103,7 @@ def _objects(document: Any) -> Iterator[Table]:
 
 
 def _table(owner: Table, *names: str) -> Table:
-    """Return the table at a path in ``owner``; an empty one of its own where there is none."""
+    """Return the table at a path in ``owner``; a new empty table if there is none."""
     for name in names:
         value = owner.get(name)
         owner = value if isinstance(value, dict) else {}
@@ -111,7 +111,7 @@ def _table(owner: Table, *names: str) -> Table:
 
 
 def _tables(owner: Table, name: str) -> list[Table]:
-    """Return the list of tables of that name in ``owner``, empty where there is none."""
+    """Return the list of tables of that name in ``owner``; empty if there is none."""
     value = owner.get(name)
     if value is None:
         return []
@@ -143,7 +143,7 @@ def _workload(document: Table, engine: EngineVersion, changes: Changes) -> int:
 
 
 def _container(container: Table, engine: EngineVersion, changes: Changes) -> int:
-    """Bring a container up to date in place; return the seconds that streams get to end."""
+    """Bring a container up to date in place; return the seconds in which streams may end."""
     _image(container, engine, changes)
     shell, words = _words(container)
     launch, more = vllm.serve(words)
@@ -206,7 +206,7 @@ def _words(container: Table) -> tuple[list[str], list[str]]:
 
 
 def _probes(container: Table, engine: EngineVersion, changes: Changes) -> None:
-    """Let a startup probe do what fixed delays did; readiness asks for a model."""
+    """Replace fixed delays by a startup probe; let the readiness probe ask for a model."""
     ports = [each.get("name") or each.get("containerPort") for each in _tables(container, "ports")]
     port = ports[0] if ports else 8000
     for name, path in (("livenessProbe", engine.alive), ("readinessProbe", engine.ready)):
@@ -228,7 +228,7 @@ def _probes(container: Table, engine: EngineVersion, changes: Changes) -> None:
 
 
 def _resources(container: Table, needed: int | None, changes: Changes) -> None:
-    """Keep the GPUs; note it if the command needs another number, None if a variable holds it."""
+    """Keep the GPUs; note it if the command ``needed`` another number (None: a variable)."""
     resources = _table(container, "resources")
     limits = _table(resources, "limits")
     gpus = limits.get(GPU)
@@ -240,7 +240,7 @@ def _resources(container: Table, needed: int | None, changes: Changes) -> None:
 
 
 def _secrets(container: Table, changes: Changes) -> None:
-    """Take tokens from a secret that stand in the manifest."""
+    """Move tokens, keys and passwords in clear text from the manifest to secrets."""
     for each in _tables(container, "env"):
         name = str(each.get("name", ""))
         secret_name = name.endswith(("TOKEN", "KEY", "PASSWORD"))
@@ -255,7 +255,7 @@ def _secrets(container: Table, changes: Changes) -> None:
 
 
 def _shared_memory(pod: Table, container: Table, changes: Changes) -> None:
-    """Mount memory at /dev/shm, where the processes of one replica share tensors."""
+    """Mount memory at /dev/shm, through which the processes of a replica share tensors."""
     mounts, volumes = _tables(container, "volumeMounts"), _tables(pod, "volumes")
     if any(mount.get("mountPath") == "/dev/shm" for mount in mounts):
         return

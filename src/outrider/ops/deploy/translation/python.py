@@ -1,4 +1,4 @@
-"""Python calls of vLLM with old keyword arguments, rewritten in their place."""
+"""Rewrites Python calls of vLLM with old keyword arguments in place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CALLS = ("LLM", "EngineArgs", "AsyncEngineArgs")
 OLD_ENGINE = "AsyncLLMEngine"
 NEW_MODULE, NEW_ENGINE = "vllm.v1.engine.async_llm", "AsyncLLM"
 Edit = tuple[ast.expr | ast.stmt, str]
-"""A node, and the text in its place."""
+"""A node, and the text that replaces it."""
 
 
 def rewrite(source: str) -> tuple[str, Changes]:
-    """Return the source with its old calls as today's, and what changed; the rest stays."""
+    """Return the source with its old calls updated, and what changed; the rest stays."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, MemoryError) as error:
@@ -36,7 +36,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _call(node: ast.Call, changes: Changes) -> str | None:
-    """Return the call of today, None where nothing in it is old."""
+    """Return the updated call; None if nothing in it is old."""
     rules = {old[2:].replace("-", "_"): rule for old, rule in rules_of("vllm").items()}
     kept = [word for word in node.keywords if word.arg not in rules]
     if len(kept) == len(node.keywords):
@@ -65,11 +65,11 @@ def _call(node: ast.Call, changes: Changes) -> str | None:
 
 
 def _config(config: dict[str, ast.expr], sizes: list[ast.expr], changes: Changes) -> ast.expr:
-    """Return the dictionary of ``speculative_config``; values that are no literals stay code."""
+    """Return the dictionary of ``speculative_config``; non-literal values stay as code."""
     plain: dict[str, object] = {}
     for key, value in config.items():
         if not isinstance(value, ast.Constant):
-            plain[key] = ast.unparse(value)  # a stand-in: its name tells nothing of the value
+            plain[key] = ast.unparse(value)  # a placeholder; the value is unknown
         else:
             plain[key] = typed(key, value.value) if isinstance(value.value, str) else value.value
     today = current(plain, 1024, changes)
@@ -85,7 +85,7 @@ def _config(config: dict[str, ast.expr], sizes: list[ast.expr], changes: Changes
 
 
 def _renamed(nodes: list[ast.AST], changes: Changes) -> Iterator[Edit]:
-    """Yield the edits that name the engine as today, where it is imported and where it is used."""
+    """Yield the edits that rename the engine where it is imported and where it is used."""
     imported = False
     for node in nodes:
         if not isinstance(node, ast.ImportFrom):
@@ -107,7 +107,7 @@ def _renamed(nodes: list[ast.AST], changes: Changes) -> Iterator[Edit]:
 
 
 def _remarks(nodes: list[ast.AST], changes: Changes) -> None:
-    """Add how the fields of an output's ``metrics`` changed; the code stays as it is."""
+    """Note how the fields of an output's ``metrics`` changed; the code is not edited."""
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names}
     read = [n for n in nodes if isinstance(n, ast.Attribute) and _root(n) not in modules]
@@ -124,14 +124,14 @@ def _remarks(nodes: list[ast.AST], changes: Changes) -> None:
 
 
 def _root(node: ast.expr) -> str | None:
-    """Return the name that a chain of attributes begins with."""
+    """Return the name at the start of a chain of attributes; None if there is none."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
 def _edited(source: str, edits: list[Edit]) -> str:
-    """Return the source with nodes replaced, the last first, so that places stay right."""
+    """Return the source with nodes replaced, the last first, so that offsets stay valid."""
     lines = source.encode("utf-8").splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -146,7 +146,7 @@ def _edited(source: str, edits: list[Edit]) -> str:
     data = b"".join(lines)
     limit = len(data)
     for begin, end, text in sorted(spans, reverse=True):
-        if end <= limit:  # a call inside one that was replaced is old text already
+        if end <= limit:  # skip a call inside a replaced one
             data = data[:begin] + text.encode("utf-8") + data[end:]
             limit = begin
     return data.decode("utf-8")

@@ -1,4 +1,4 @@
-"""The table of old forms, and what a translation says of each change."""
+"""The rules for old options, and the changes that a translation reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..capabilities import data
 class OptionRule:
     """The successor of one old option: a key of ``speculative_config``, an option, or nothing.
 
-    ``switch`` says that the old one had no value; then the new one may have ``value``.
+    With ``switch`` the old one took no value; the new one may then have ``value``.
     """
 
     old: str
@@ -24,7 +24,7 @@ class OptionRule:
 
     @property
     def new(self) -> str:
-        """Today's form, for a table."""
+        """The current form, for a table."""
         if self.key is not None:
             return f"speculative_config.{self.key}"
         return " ".join(filter(None, (self.option, self.value))) or "nothing"
@@ -32,14 +32,14 @@ class OptionRule:
 
 @dataclass(frozen=True)
 class Change:
-    """One deviation: what stood there, what stands there now, and why."""
+    """One change: the old text, the new text, and why."""
 
     old: str
     new: str
     why: str
 
     def __str__(self) -> str:
-        """Return it on one line, with escapes where what stood there holds control characters."""
+        """Return the change on one line, with control characters escaped."""
         said = f"{self.old} -> {self.new}: {self.why}."
         escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
         return "".join(escaped)
@@ -53,13 +53,13 @@ class Changes(list[Change]):
         self.append(Change(old, new, why))
 
     def note(self, name: str, /, **values: object) -> None:
-        """Add a change of ``data/changes.toml``, with values in its braces."""
+        """Add a change from ``data/changes.toml``, with ``values`` put into its braces."""
         self.add(*(part.format_map(values) for part in data("changes")[name]))
 
 
 @dataclass(frozen=True)
 class Translated:
-    """Today's text, and every change in it; ``name`` is its file's, ``files`` are others."""
+    """The current text, and every change in it; ``name`` is its file name, ``files`` are others."""
 
     name: str
     text: str
@@ -73,5 +73,5 @@ class Translated:
 
 
 def rules_of(source: str) -> dict[str, OptionRule]:
-    """Return the rules of vllm, llamacpp, tgi, trtllm or python by old option."""
+    """Return the rules of ``source`` (vllm, llamacpp, tgi, trtllm or python) by old option."""
     return {rule["old"]: OptionRule(**rule) for rule in data("translations")[source]["rules"]}

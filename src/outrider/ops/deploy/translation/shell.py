@@ -1,7 +1,7 @@
-"""Commands as people paste them: their words, variables and options.
+"""Parses pasted shell commands: their words, variables and options.
 
-A variable inside a word stands between two noncharacters. The first one tells whether it was quoted
-or free; a shell splits the value of a free one into words.
+A variable inside a word is enclosed in two noncharacters. The first tells whether it was quoted or
+free; a shell splits the value of a free one into words.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from ....errors import ConfigError, shown
 
 FREE, QUOTED, END, NUMBER = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Noncharacters of Unicode; ``NUMBER`` begins a variable that stands for a number in JSON."""
+"""Noncharacters of Unicode; ``NUMBER`` precedes a variable that is a number in JSON."""
 VARIABLE = re.compile(f"([{FREE}{QUOTED}])([^{END}]*){END}")
 OPERATORS = ";&|<>()"
 STAND_INS = {letter: chr(0xFDD4 + i) for i, letter in enumerate(OPERATORS)}
-"""Noncharacters for operators that are quoted, which shlex would not tell from others."""
+"""Noncharacters for quoted operators, which shlex would not tell from unquoted ones."""
 TO_STAND_INS = str.maketrans(STAND_INS)
 FROM_STAND_INS = str.maketrans({mark: letter for letter, mark in STAND_INS.items()})
 MARKS = re.compile("[\ufdd0-\ufddf]")
@@ -34,18 +34,18 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 FLAG = re.compile(r"--?[A-Za-z]")
 MOST_DIGITS = 12
 MOST_COMMANDS = 5_000
-"""Lines of a text that hold one or more; splitting a line takes 40 µs and more."""
+"""Most non-empty lines of a text; splitting a line takes 40 µs or more."""
 
 
 @dataclass
 class ShellCommand:
-    """A command: words before the options, then options with their values; True is none."""
+    """A command: its words that are not options, and its options with values; True is no value."""
 
     program: list[str]
     options: list[tuple[str, str | bool]] = field(default_factory=list)
 
     def get(self, name: str) -> str | None:
-        """Return the last value of an option."""
+        """Return the last value of an option; None if it has none."""
         values = [value for flag, value in self.options if flag == name and value is not True]
         return str(values[-1]) if values else None
 
@@ -55,13 +55,13 @@ class ShellCommand:
 
 
 class ShellLine(NamedTuple):
-    """The words of a command, and the variables that are set before it, as NAME=VALUE."""
+    """The words of a command, and the variables set before it, as NAME=VALUE."""
 
     words: list[str]
     variables: list[str]
 
     def prefix(self) -> str:
-        """Return the variables as a shell reads them before a command."""
+        """Return the variables in the form that precedes a command."""
         return "".join(f"{assignment(each)} " for each in self.variables)
 
 
@@ -100,7 +100,7 @@ def assignment(text: str) -> str:
 
 
 def json_of(table: Mapping[str, Any]) -> str:
-    """Return a table as JSON in which variables are expanded, those of numbers without quotes."""
+    """Return a table as JSON whose variables a shell expands, those of numbers without quotes."""
     sources: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -113,7 +113,7 @@ def json_of(table: Mapping[str, Any]) -> str:
 
 
 def commands(text: str) -> list[ShellLine]:
-    """Return the commands of a text, which must be a plain list, and what only sets variables."""
+    """Return the commands of a plain list of commands, and the lines that only set variables."""
     lines: list[list[str]] = []
     texts = [line for line in re.sub(r"\\\r?\n", " ", text).splitlines() if line.strip()]
     if len(texts) > MOST_COMMANDS:
@@ -136,7 +136,7 @@ def commands(text: str) -> list[ShellLine]:
 
 
 def _tokens(line: str) -> list[tuple[str, bool]]:
-    """Return a line's words without quotes, and its operators, for which the flag is True."""
+    """Return a line's words without quotes and its operators; the flag is True for operators."""
     sources: list[str] = []
     try:
         lexer = shlex.shlex(_hidden(line, sources), posix=True, punctuation_chars=OPERATORS)
@@ -158,7 +158,7 @@ def _tokens(line: str) -> list[tuple[str, bool]]:
 
 
 def _hidden(line: str, sources: list[str]) -> str:
-    """Return a line for shlex: variables as indices of ``sources``, stand-ins, no comment."""
+    """Return a line for shlex: variables as indices into ``sources``, stand-ins, no comment."""
     parts, quote, at = [], "", 0
     while at < len(line):
         letter, begin = line[at], at
@@ -219,7 +219,7 @@ def _unwrapped(words: list[str]) -> ShellLine:
 def options(
     words: list[str], switches: Collection[str], canonical: Callable[[str], str] = str
 ) -> ShellCommand:
-    """Return the command of its words; ``switches`` are canonical names of flags without value."""
+    """Return the command in words; ``switches`` are canonical names of flags without value."""
     command = ShellCommand([])
     rest = iter([*words, None])
     word = next(rest)
@@ -242,7 +242,7 @@ def options(
 
 
 def starts(words: list[str], *programs: str) -> bool:
-    """Return whether a command starts one of some programs, in whatever folder."""
+    """Return whether a command starts one of ``programs``, in any folder."""
     return bool(words) and words[0].rpartition("/")[2] in programs
 
 
@@ -259,5 +259,5 @@ def count(value: object, flag: str) -> int:
 
 
 def number(value: object, flag: str) -> int | None:
-    """Return an option's value as ``count`` does; None where a variable stands for it."""
+    """Return an option's value as ``count`` does; None if it is a variable."""
     return count(value, flag) if known(value) else None

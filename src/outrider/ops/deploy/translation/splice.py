@@ -1,7 +1,7 @@
-"""Writes changed values into the text of a YAML file, where every other line stays as it was.
+"""Writes changed values into the text of a YAML file and leaves every other line as it was.
 
-Only the lines of changed keys are replaced, so that a reader sees what changed. The result is read
-again: where it does not say what it should, the documents are written anew, without comments.
+Only the lines of changed keys are replaced, so that a reader sees what changed. The result is
+parsed again; if its values are wrong, all documents are written anew, without comments.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ....errors import ConfigError
 from ..yamls import dump
 
 WIDE = re.compile(r"^( *)[^\s#-].*:[ ]*\n\1 +- ", re.M)
-"""A list whose dashes stand right of its key."""
+"""A list whose dashes are indented below its key."""
 
 
 class _NodeLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Composes nodes; an alias is a leaf at its own place."""
+    """Composes nodes; an alias becomes a leaf at its own position."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if not self.check_event(yaml.AliasEvent):
@@ -32,9 +32,9 @@ class _NodeLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 
 
 def splice(text: str, old: list[Any], new: list[Any]) -> str:
-    """Return a YAML text with the values ``new``; ``old`` are those of its documents."""
+    """Return a YAML text with the values ``new``; ``old`` are the values of its documents."""
     try:
-        # Building no objects, it is as safe as reading.
+        # Composing builds no objects, so it is safe.
         nodes = list(yaml.compose_all(text, Loader=_NodeLoader))
         edits = _Edits(text)
         if all(edits.make(*each) for each in zip(nodes, old, new, strict=True)):
@@ -47,12 +47,12 @@ def splice(text: str, old: list[Any], new: list[Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return a value for a comparison that tells booleans and numbers apart."""
+    """Return a value as text, whose comparison tells booleans and numbers apart."""
     return json.dumps(value, sort_keys=True)
 
 
 class _Edits:
-    """Collects the edits of a text: first and last index, and what stands there instead."""
+    """Collects the edits of a text: begin and end index, and the replacement."""
 
     def __init__(self, text: str) -> None:
         self.text, self.wide = text, WIDE.search(text) is not None
@@ -61,13 +61,13 @@ class _Edits:
     def applied(self) -> str:
         """Return the text with all edits."""
         text = self.text
-        # Of two that add at one place, the later is the outer one and comes behind.
+        # Of two edits that add at one index, the later is the outer one and comes after.
         for begin, end, instead in sorted(self.edits, key=lambda edit: edit[:2])[::-1]:
             text = text[:begin] + instead + text[end:]
         return text
 
     def make(self, node: Any, old: Any, new: Any) -> bool:
-        """Add the edits that make ``new`` of a node; return False where there is no way to."""
+        """Add the edits that turn a node into ``new``; return False if that is not possible."""
         if old == new:
             return True
         if isinstance(node, yaml.ScalarNode) or node.flow_style or type(old) is not type(new):
@@ -84,7 +84,7 @@ class _Edits:
         return True
 
     def _keys(self, node: Any, old: dict[str, Any], new: dict[str, Any]) -> bool:
-        """Make new keys of a block; the first of them stands in the place of one that is gone."""
+        """Edit the keys of a block; an added key takes the place of a removed one."""
         column = node.value[0][0].start_mark.column
         written = [key.value for key, _ in node.value]
         added = [
@@ -103,7 +103,7 @@ class _Edits:
                 self.edits.append((begin, end, self._block({name: new[name]}, column)))
                 continue
             line = self.text.rfind("\n", 0, begin)
-            if self.text[line + 1 : begin].strip():  # behind the dash of a list
+            if self.text[line + 1 : begin].strip():  # after the dash of a list
                 return False
             self.edits.append((max(line, 0), self._line_end(end), ""))
         if added:
@@ -121,7 +121,7 @@ class _Edits:
         return first + newline + textwrap.indent(rest, " " * column)
 
     def _end(self, node: Any) -> int:
-        """Return the index after the last letter of a node, before comments behind it."""
+        """Return the index after the last letter of a node, before comments that follow it."""
         while not isinstance(node, yaml.ScalarNode) and not node.flow_style and node.value:
             last = node.value[-1]
             node = last[1] if isinstance(last, tuple) else last

@@ -1,4 +1,4 @@
-"""``trtllm-build`` of target and drafter, as ``trtllm-serve`` with a YAML config."""
+"""Translates ``trtllm-build`` of target and drafter to ``trtllm-serve`` with a YAML config."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .shell import ShellCommand, count, options
 
 MODE = "--speculative_decoding_mode"
 MODES = {"draft_tokens_external": "draft_model", "eagle": "eagle3"}
-"""Modes of a build that have a successor, and the method of a spec."""
+"""Modes of a build that have a successor, and that method's name in a spec."""
 TARGET, DRAFTER = "TARGET_CHECKPOINT", "DRAFTER_CHECKPOINT"
 NUMBERS = ("max_batch_size", "max_num_tokens", "max_seq_len")
 
 
 def serve(builds: list[list[str]]) -> tuple[Launch, Changes]:
-    """Return the ``trtllm-serve`` that needs none of these builds, and what changed."""
+    """Return the ``trtllm-serve`` that replaces these builds, and what changed."""
     parsed = [options(words, set()) for words in builds]
     targets = [each for each in parsed if each.has(MODE)]
     others = [each for each in parsed if not each.has(MODE)]
@@ -61,7 +61,7 @@ def _number(build: ShellCommand, name: str) -> int | None:
 
 
 def _explain(build: ShellCommand, changes: Changes, placeholder: str) -> None:
-    """Add what became of each option of a build; ``placeholder`` names its checkpoint."""
+    """Add the change of each option of a build; ``placeholder`` stands for its checkpoint."""
     rules = rules_of("trtllm")
     for flag, value in build.options:
         old, rule = flag if value is True else f"{flag} {value}", rules.get(flag)

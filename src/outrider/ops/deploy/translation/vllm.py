@@ -1,4 +1,4 @@
-"""Commands of vLLM, and of TGI, as today's ``vllm serve``."""
+"""Translates commands of vLLM and TGI to the current ``vllm serve``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rules import Changes, OptionRule, rules_of
 from .shell import NUMBER, ShellCommand, count, json_of, known, number, options, plain
 
 LARGEST_BATCH = 1024
-"""The end of a schedule unless --max-num-seqs says it; vLLM carries its last range on."""
+"""The last batch size of a schedule without --max-num-seqs; vLLM extends the last range."""
 ALIASES = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
 NGRAM = ("[ngram]", "ngram")
 GONE = ("medusa", "mlp-speculator", "mlp_speculator", "-accelerator")
@@ -28,7 +28,7 @@ def is_vllm(words: list[str]) -> bool:
 
 
 def serve(words: list[str]) -> tuple[Launch, Changes]:
-    """Return today's launch of a vLLM command, and what changed."""
+    """Return the current launch for a vLLM command, and what changed."""
     today = _Today("vllm")
     old_server = next((module for module in SERVERS if module in words[:4]), None)
     if old_server is not None:  # python -m MODULE
@@ -56,7 +56,7 @@ def serve(words: list[str]) -> tuple[Launch, Changes]:
 
 
 def tgi(words: list[str]) -> tuple[Launch, Changes]:
-    """Return the ``vllm serve`` that does what a TGI command did, and what changed."""
+    """Return the ``vllm serve`` that replaces a TGI command, and what changed."""
     today = _Today("tgi")
     command = today.command(words)
     model = command.get("--model-id")
@@ -78,7 +78,7 @@ def tgi(words: list[str]) -> tuple[Launch, Changes]:
 
 
 class _Today:
-    """Collects the options of a command of today, its ``speculative_config``, and the changes."""
+    """Collects the options of the current command, its ``speculative_config``, and the changes."""
 
     def __init__(self, source: str) -> None:
         self.rules, self.known = rules_of(source), schema("vllm")["options"]
@@ -87,12 +87,12 @@ class _Today:
         self.changes = Changes()
 
     def command(self, words: list[str], switches: Collection[str] = ()) -> ShellCommand:
-        """Return a command; what takes no value are ``switches`` and the rules' own."""
+        """Return a command; flags without value are ``switches`` and those of the rules."""
         own = {name for name, rule in self.rules.items() if rule.switch}
         return options(words, own.union(switches), lambda f: ALIASES.get(f, f.replace("_", "-")))
 
     def apply(self, rule: OptionRule, value: str | bool) -> None:
-        """Take an old option as its rule says."""
+        """Translate an old option by its rule."""
         if rule.key is not None:
             self.config[rule.key] = typed(rule.key, value)
         elif rule.option is not None:
@@ -101,7 +101,7 @@ class _Today:
         self.changes.add(old, rule.new, rule.why)
 
     def keep(self, flag: str, value: str | bool) -> None:
-        """Keep an option that exists today; a switch takes no value any more."""
+        """Keep an option that still exists; a switch no longer takes a value."""
         if self.known[flag] == "bool" and not known(value):
             raise ConfigError(
                 f"{flag} is {plain(str(value))}, and switches take no value any more; write "
@@ -115,7 +115,7 @@ class _Today:
         self.chosen[flag] = value
 
     def launch(self, model: str, more: Sequence[str] = ()) -> Launch:
-        """Return the launch; ``more`` are variables whose words stand behind the model."""
+        """Return the launch; ``more`` are variables that expand to words after the model."""
         sizes = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1,
                  "--pipeline-parallel-size": 1}  # fmt: skip
         batch, tensor, _ = (number(self.chosen.get(f, each), f) for f, each in sizes.items())
@@ -141,7 +141,7 @@ def typed(key: str, value: str | bool) -> Any:
 def with_target_gpus(
     config: dict[str, Any], tensor: int | None, changes: Changes
 ) -> dict[str, Any]:
-    """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown."""
+    """Return the config with the drafter on the target's ``tensor`` GPUs (None if unknown)."""
     key = "draft_tensor_parallel_size"
     own = config.get(key, tensor)
     if own == tensor or not isinstance(own, int) or (tensor is None and own != 1):
@@ -155,7 +155,7 @@ def with_target_gpus(
 
 
 def current(config: dict[str, Any], batch: int, changes: Changes) -> dict[str, Any]:
-    """Return a ``speculative_config`` of old values as vLLM wants it today."""
+    """Return a ``speculative_config`` with old values in vLLM's current form."""
     if not config:
         return {}
     model = config.get("model")
