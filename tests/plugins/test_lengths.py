@@ -81,20 +81,29 @@ def test_drafting_starts_again_when_drafts_become_right() -> None:
 def test_a_step_that_drafts_for_the_next_one_is_not_dear_itself(
     pass_seconds: float, most: float
 ) -> None:
-    """vLLM verifies what the step before drafted; rows are nearly free, a drafter's pass is not."""
-    rng, batch, rate = random.Random(0), 4, 0.8
-    lengths, contexts = Lengths(8, "draft_model"), dict.fromkeys("abcd", 100)
-    before, found = 0, []
-    for _ in range(400):
-        asked = max(lengths.choose(contexts, 8))
-        kept = [next((i for i in range(before) if rng.random() > rate), before) for _ in contexts]
-        drafts = [StepDraft(id, before, before, n) for id, n in zip(contexts, kept, strict=True)]
-        seconds = 0.008 + 0.0001 * batch * (1 + before) + pass_seconds * asked
-        lengths.observe(drafts, seconds * rng.uniform(0.95, 1.05), asked - before)
-        before = asked
-        found.append(asked)
-    assert mean(found[-200:]) < most
-    assert (mean(found[-200:]) > 1) == (pass_seconds == 0.003)  # two tokens are best there
+    """vLLM verifies what the step before drafted; rows are nearly free, a drafter's pass is not.
+
+    Over eight runs: one in sixty has the bad luck to stop drafting.
+    """
+    batch, rate, found = 4, 0.8, []
+    for seed in range(8):
+        rng, lengths = random.Random(seed), Lengths(8, "draft_model")
+        contexts, before = dict.fromkeys("abcd", 100), 0
+        for step in range(400):
+            asked = max(lengths.choose(contexts, 8))
+            kept = [
+                next((i for i in range(before) if rng.random() > rate), before) for _ in contexts
+            ]
+            drafts = [
+                StepDraft(id, before, before, n) for id, n in zip(contexts, kept, strict=True)
+            ]
+            seconds = 0.008 + 0.0001 * batch * (1 + before) + pass_seconds * asked
+            lengths.observe(drafts, seconds * rng.uniform(0.95, 1.05), asked - before)
+            before = asked
+            if step >= 200:
+                found.append(asked)
+    assert mean(found) < most
+    assert (mean(found) > 1) == (pass_seconds == 0.003)  # two tokens are best there
 
 
 def test_batches_learn_their_own_costs() -> None:
