@@ -13,6 +13,7 @@ import typer
 from tqdm import tqdm
 
 from outrider.bench.offline import turned
+from outrider.bench.record import frozen
 from outrider.errors import ConfigError, OutriderError
 
 from ..common import table
@@ -95,9 +96,7 @@ def measure(
     for name, llm in engines.items():
         for number in range(WARM_UPS if name == AUTO else 1):
             speed(llm, source.asked(cell, first + number), cell.concurrency, tokens)
-    gc.collect()
-    gc.freeze()  # what is loaded need not be searched before every measurement
-    try:
+    with frozen():
         for number in range(first, first + LEAST_ROUNDS):
             if not results.open(cell, rounds, half_width):
                 return
@@ -108,8 +107,6 @@ def measure(
                 speeds[name], outputs[name] = done.speed, done.outputs
             differing = sum(differ(mine, outputs[PLAIN]) for mine in outputs.values())
             results.add(cell, speeds, differing)
-    finally:
-        gc.unfreeze()
 
 
 def differ(mine: list[list[int]], others: list[list[int]]) -> int:

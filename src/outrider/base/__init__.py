@@ -1,1 +1,1 @@
-"""What all other packages build on: types, options, limits, and readers of outside data."""
+"""Types, options, limits and readers of outside data, on which all other packages build."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 Mixer = Literal["attention", "conv", "linear", "beside", "none"]
-"""What mixes tokens in a layer."""
+"""The mixer of tokens in a layer."""
 
 
 Router = Literal["softmax", "selected", "sigmoid"]
-"""How experts are weighed: by the softmax over all scores, over the chosen ones, or by sigmoids."""
+"""The weights of experts: softmax over all scores, softmax over the chosen ones, or sigmoids."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Architecture(Shape):
 
     @property
     def reach(self) -> int | None:
-        """How many positions a row's logits depend on, itself included; None for all before it."""
+        """The number of positions a row's logits depend on, itself included; None if all."""
         if self.stateful or None in self.windows:
             return None
         return 1 + sum(window - 1 for window in self.windows if window)

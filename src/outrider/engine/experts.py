@@ -1,4 +1,4 @@
-"""How many experts of a mixture the rows of a step use, and what reading them costs."""
+"""The number of experts that the rows of a step use, and the cost of reading them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Method(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """What choices rest on: expected costs and acceptance, methods by name, and constants."""
+    """The basis of choices: expected costs and acceptance, methods by name, and constants."""
 
     costs: CostModel
     survival: Survival

@@ -1,8 +1,8 @@
 """Decides the drafter and draft length of each sequence, or that a step is plain; reads no clock.
 
 The controller compares the ways to draft that sequences leave open, plain decoding among them, by
-the expected tokens per second of the whole batch, as Liu et al., "Optimizing speculative decoding
-for serving large language models using goodput", 2024, do to choose a depth.
+the expected tokens per second of the whole batch (``Outlook.speed``), as Liu et al., "Optimizing
+speculative decoding for serving large language models using goodput", 2024, choose a depth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tuning import USUAL, Tuning
 
 @dataclass
 class _Guard:
-    """What drafting lost at one batch size, in plain steps, and which methods are barred for it.
+    """The loss of drafting at one batch size, in plain steps, and the methods barred for it.
 
     ``bars`` has for each barred method the step until which it may not draft; the next bar lasts
     ``pause`` steps. Sequences whose ids are ``known`` cannot end bars early.

@@ -245,7 +245,7 @@ class CorrectedCosts:
 
     @property
     def strange(self) -> float | None:
-        """How strange rows are: 0 if they share all experts, 1 if unrelated; None without any."""
+        """The strangeness of rows: 0 if they share all experts, 1 if unrelated; None without."""
         return None if self._mixture is None else self._strange.value
 
     def _expected(self, rows: int, read: float | None = None) -> float:
@@ -261,7 +261,7 @@ class CorrectedCosts:
 
     @property
     def machine(self) -> float:
-        """How many times slower than expected the machine has recently been."""
+        """The ratio of recently measured to expected seconds of forwards of all sizes."""
         return self._ratio.overall.value
 
     def count(self) -> None:

@@ -26,7 +26,7 @@ class SpeculationState:
 
 
 class Menu:
-    """What the switch and requests ask for, among the drafters that have not failed.
+    """The wishes of the switch and of requests, among the drafters that have not failed.
 
     Drafts of ``together`` may be merged. ``auto`` chooses among the ``portfolio`` and a request's
     prediction. The engine chooses among ``methods``; None if it chooses nothing. With ``chains`` no

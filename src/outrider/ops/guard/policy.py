@@ -190,7 +190,7 @@ class Minimum(DataPart):
 
 @dataclass(frozen=True)
 class Recovery(DataPart):
-    """How the guard goes back.
+    """The pace at which the guard undoes its changes.
 
     Changes that are not urgent are ``cooldown`` seconds apart. The first try comes after ``wait``
     seconds; the wait doubles after failed tries, up to ``longest_wait``. ``stages`` are the

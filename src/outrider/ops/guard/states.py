@@ -16,7 +16,7 @@ from ...errors import ConfigError
 
 
 class Level(StrEnum):
-    """How an engine drafts: as its operator set it, shorter, or not at all."""
+    """An engine's drafting: as its operator set it, shorter, or none."""
 
     OWN = "own"
     REDUCED = "reduced"
@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 
 class Place(StrEnum):
-    """Where traffic goes: as its operator set it, partly or wholly to the standby, on probation."""
+    """The route of traffic: the operator's, partly or wholly to the standby, or on probation."""
 
     OWN = "own"
     RELIEVED = "relieved"
