@@ -27,7 +27,7 @@ from outrider.checkpoints.configs import LINEAR, plain_config
 from outrider.checkpoints.dtypes import BFLOAT16, Array
 from outrider.checkpoints.families import read_shape
 from outrider.checkpoints.files import Files, save_file
-from outrider.checkpoints.mtp import PREFIX, shapes_of
+from outrider.checkpoints.mtp import USUAL, shapes_of
 from outrider.checkpoints.quantize import Quantized
 from outrider.cli.common import Out
 from outrider.errors import ConfigError
@@ -187,7 +187,7 @@ def mtp_of(target: NativeTransformer, folder: Path) -> NativeMtp:
     """Return an MTP layer of random weights for a target; its files are written to ``folder``."""
     rng = np.random.default_rng(1)
     tensors = {
-        f"{PREFIX}{module.removeprefix('model.')}.weight": (
+        f"{USUAL.begins}{module.removeprefix('model.')}.weight": (
             rng.standard_normal(shape, np.float32) * 0.03
         ).astype(BFLOAT16)
         for module, shape in shapes_of(target.shape, 1).items()

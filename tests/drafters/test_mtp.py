@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ste
 
 MakeCheckpoint = Callable[..., Path]
 FAMILY = "qwen3_5_text"
-OTHERS = ("exaone4", "mimo")
+OTHERS = ("exaone4", "mimo", "glm4_moe")
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +144,22 @@ def test_drafts_of_other_families_change_no_token(
 ) -> None:
     """Those of a quantised target and of int8 layers among them; `auto` finds them."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=30, ignore_eos=True)
+    batches = [["for word in the"], ["for word in the", "x", "abc abc abc", "def greet(name)"]]
     for options in ({}, {"quantization": "int4"}):
-        plain, drafted, auto = (
-            LLM(folders(family), drafter=drafter, max_model_len=128, **options).generate(
-                ["for word in the", "x"], params
+        engines = [
+            LLM(folders(family), max_model_len=128, **options, **drafts)
+            for drafts in (
+                {"drafter": "none"},
+                {"drafter": "mtp", "num_speculative_tokens": 3},
+                {"drafter": "auto"},
             )
-            for drafter in ("none", "mtp", "auto")
-        )
-        for one, other, third in zip(plain, drafted, auto, strict=True):
-            assert other.outputs[0].token_ids == one.outputs[0].token_ids
-            assert third.outputs[0].token_ids == one.outputs[0].token_ids
-            assert other.metrics.drafted > 0
+        ]
+        for prompts in batches:
+            plain, drafted, auto = (llm.generate(prompts, params) for llm in engines)
+            for one, other, third in zip(plain, drafted, auto, strict=True):
+                assert other.outputs[0].token_ids == one.outputs[0].token_ids
+                assert third.outputs[0].token_ids == one.outputs[0].token_ids
+                assert other.metrics.drafted > 0
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -164,7 +169,7 @@ def test_what_other_families_lack_has_the_names_of_their_files(
     holed = tmp_path / "holed"
     shutil.copytree(folders(family), holed)
     assert all(fact.fits for fact in check_mtp(holed)[1])
-    lacks = [own_name(family, f"{part}.weight") for part in ("fc", "layers.0.mlp.up_proj")]
+    lacks = [own_name(family, f"{part}.weight") for part in ("fc", "layers.0.self_attn.o_proj")]
     tensors = load_file(holed / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if name not in lacks[1:]}
     save_file(kept, holed / "model.safetensors", metadata={"format": "pt"})
@@ -329,3 +334,35 @@ def test_chains_go_on_from_their_own_states(
         expected.append(int(logits[-1].argmax()))
         states = torch.cat([states, after[-1:]])
     assert draft.tokens == expected
+
+
+@pytest.mark.parametrize("family", LIKE)
+@pytest.mark.parametrize("isa", HERE)
+def test_a_refused_draft_leaves_nothing(
+    isa: str, family: str, folders: Callable[[str], Path]
+) -> None:
+    """Each application of a draft has transformers' logits, and so have the rows read after it."""
+    folder = folders(family)
+    reference, ids = Reference(folder, family), ids_of(24)
+    known, drafted = ids[:16], [5, 6, 7]
+    target = native_model(step(isa), folder, "float32", 256)
+    mine = NativeMtp(Files(folder), target, 256, None)
+    store, last = mine.new_store(8, 16), mine.hidden_layers
+
+    def read(tokens: list[int], start: int, states: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        rows = len(tokens)
+        row = Segment(tokens, start, range(1, 8), rows, 16, first=1, states=states.numpy())
+        output = mine.run([row], store, (last,))
+        return np.array(output.logits), torch.from_numpy(output.hidden[last].copy())
+
+    states = reference.states(ids)[:-1]
+    given = states[:15]
+    _, after = read(known[1:], 1, given)
+    for depth, token in enumerate(drafted):
+        given = torch.cat([given, after[-1:]])
+        expected, _ = reference([*known, *drafted[: depth + 1]], given)
+        logits, after = read([token], 16 + depth, given[-1:])
+        np.testing.assert_allclose(logits[0], expected[-1], atol=2e-4, rtol=0)
+    expected, _ = reference(ids, states)
+    logits, _ = read(ids[16:], 16, states[15:])
+    np.testing.assert_allclose(logits, expected[15:], atol=2e-4, rtol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.support.experts import fuse_experts
 from tests.support.ggufs import NAMES, blocks, interleaved, mamba_sizes, tiled
 
 ARCHITECTURES = {
@@ -44,6 +47,8 @@ MODULES = {
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out", "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
+    **{name: f"nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"shared_head.{part}": f"nextn.shared_head_{part}" for part in ("norm", "head")},
 }  # fmt: skip
 PARAMETERS = {
     "linear_attn.dt_bias": "ssm_dt.bias", "mamba.dt_bias": "ssm_dt.bias",
@@ -171,18 +176,34 @@ def parts_of(name: str, tensor: torch.Tensor, family: str) -> dict[str, torch.Te
     return {f"{blk}.ffn_gate_exps.{part}": gate, f"{blk}.ffn_up_exps.{part}": up}
 
 
+def further_layers(source: Path, layers: int) -> dict[str, torch.Tensor]:
+    """The tensors of layers behind those of the model, which predict further tokens."""
+    tensors = load_file(source / "model.safetensors")
+    number = re.compile(r"model\.layers\.(\d+)\.")
+    found = {name: number.match(name) for name in tensors}
+    return fuse_experts({n: tensors[n] for n, at in found.items() if at and int(at[1]) >= layers})
+
+
 def convert_mixture(
-    source: Path, path: Path, kind: Kind, joined: bool = False
+    source: Path,
+    path: Path,
+    kind: Kind,
+    joined: bool = False,
+    fill: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    skip: str = "nothing",
 ) -> tuple[Path, Path]:
     """``source`` as a GGUF file, and what the file says as a plain checkpoint.
 
-    With ``joined`` gates of experts and what they gate are one tensor.
+    With ``joined`` gates of experts and what they gate are one tensor. ``skip`` is the expression
+    for names that the file does not get.
     """
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     config = model.config
     family = config.model_type
     writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
     metadata(writer, config)
+    fill(writer)
+    further = further_layers(source, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     pairs = family in ("mixtral", "granitemoe", "granitemoehybrid", "nemotron_h")
     mamba = family in ("granitemoehybrid", "nemotron_h")
@@ -200,7 +221,9 @@ def convert_mixture(
         return torch.from_numpy(dequantize(packed, kind).reshape(array.shape).copy())
 
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
+        for name, tensor in (model.state_dict() | further).items():
+            if re.search(skip, name):
+                continue
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             if re.search(r"\.experts\.(gate_up|up|down)_proj|shared_mlp\.input", name):

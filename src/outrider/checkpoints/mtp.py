@@ -2,8 +2,14 @@
 
 ``mtp.fc`` joins a token's embedding and the target's state before it, each after a norm; then come
 a layer like the target's, a norm, and the target's own output matrix. Names are Qwen3.5's, which
-EXAONE 4.5 also has; MiMo's files have others. GGUF files have MTP layers as further blocks
-(``blk.N.nextn.*``), or alone in a separate file.
+EXAONE 4.5 also has; files of MiMo and GLM-4.5 have others. GGUF files have MTP layers as further
+blocks (``blk.N.nextn.*``), or alone in a separate file.
+
+A state is what a norm returns: the target's last norm, or for a drafted token the layers' own, as
+in SGLang, llama.cpp and transformers. The versions of vLLM's glm4_moe_mtp.py that were read take
+the state before the layers' norm; for GLM-5 vLLM changed that (#47448), since fewer drafts were
+accepted. GLM's files repeat the target's embedding and output matrix (``embed_tokens``,
+``shared_head.head``). These copies are not read, whatever they hold.
 """
 
 from __future__ import annotations
@@ -11,44 +17,72 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ModelError
-from .architecture import Architecture, Multipliers
+from .architecture import Architecture, ExpertLayout, Multipliers
 from .checkpoint import find_format
 from .dtypes import FLOAT32
 from .families import MIXERS
 from .files import Files
 from .formats.gguf import GGUF
 from .formats.gguf_config import form_of
-from .formats.gguf_weights import GGUFTensors
+from .formats.gguf_weights import EXPERTS, GGUFTensors
 from .formats.shared import Format, Tensors
 from .matrices import plain
 from .quantize import Matrix
 
 logger = logging.getLogger("outrider")
 
-PREFIX, TARGET = "mtp.", "target."
+TARGET = "target."
 NORMS = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
 """The norms of a token's embedding and of a state."""
+
+
+class Names(NamedTuple):
+    """The names of MTP layers in a family's files.
+
+    A name is ``begins`` and a module. ``layers`` in ``begins`` stands for the number of the
+    target's layers. ``modules`` has the family's names for some modules, by those of
+    ``MtpTensors``; other modules have the same name without ``base``. With ``state_first`` the
+    state comes before the embedding where they are joined.
+    """
+
+    begins: str
+    base: str
+    modules: Mapping[str, str]
+    state_first: bool = False
+
+
+FIRST = "model.layers.0."
+"""The ``base`` of families with a layer for each further token: only the first one is read."""
+USUAL = Names("mtp.", "model.", {name: name for name in ("fc", *NORMS)})
+"""Qwen3.5's names."""
+IN_GLM = {
+    "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head.norm",
+}  # fmt: skip
+OTHERS = {
+    "mimo": Names(
+        "model.mtp_layers.0.",
+        FIRST,
+        {
+            "fc": "input_proj", NORMS[0]: "token_layernorm", NORMS[1]: "hidden_layernorm",
+            "model.norm": "final_layernorm",
+        },
+        state_first=True,
+    ),
+    "glm4_moe": Names("model.layers.{layers}.", FIRST, IN_GLM),
+}  # fmt: skip
+"""The names of model types that do not have the usual ones."""
 STACKED = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
-OF = (*STACKED, "exaone4_5", "exaone4", "mimo")
+OF = (*STACKED, "exaone4_5", "exaone4", *OTHERS)
 """Model types that have MTP layers; those in ``STACKED`` have several in sequence."""
-IN_MIMO = {
-    "fc": "input_proj", NORMS[0]: "token_layernorm", NORMS[1]: "hidden_layernorm",
-    "model.norm": "final_layernorm",
-}  # fmt: skip
-"""MiMo's names for the modules outside of layers."""
-FROM_MIMO = {own: usual for usual, own in IN_MIMO.items()}
-OF_MIMO = "model.mtp_layers.0."
-"""Beginning of the names in MiMo's files; further layers are not used."""
-IN_GGUF = {
-    "fc": "eh_proj", NORMS[0]: "enorm", NORMS[1]: "hnorm", "model.norm": "shared_head_norm",
-}  # fmt: skip
+IN_GGUF = {**IN_GLM, "model.norm": "shared_head_norm"}
 """GGUF's names for the modules outside of layers."""
 PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -80,13 +114,15 @@ def num_layers(files: Files) -> int:
     return count if stacked else min(count, 1)
 
 
-def _model_type(files: Files) -> str | None:
-    return (files.config or {}).get("model_type")
+def _model_type(files: Files) -> str:
+    return str((files.config or {}).get("model_type"))
 
 
-def is_mimo(files: Files) -> bool:
-    """Return True if a checkpoint's names are those of MiMo, which joins the state first."""
-    return _model_type(files) == "mimo"
+def own_names(files: Files) -> Names:
+    """Return the names of a checkpoint's MTP layers."""
+    names = OTHERS.get(_model_type(files), USUAL)
+    layers = (files.config or {}).get("num_hidden_layers")
+    return names._replace(begins=names.begins.format(layers=layers))
 
 
 def names_in(files: Files) -> dict[str, str]:
@@ -94,23 +130,18 @@ def names_in(files: Files) -> dict[str, str]:
 
     Other tensors have names that begin with ``TARGET``.
     """
-    alone = _alone_in_mimo if is_mimo(files) else _alone
+    begins, base, modules, _ = own_names(files)
+    usual = {own: name for name, own in modules.items()}
+
+    def alone(name: str) -> str:
+        nested = name.startswith(f"model.{USUAL.begins}")
+        own = name.removeprefix("model.") if nested else name
+        if not own.startswith(begins):
+            return f"{TARGET}{name}"
+        module, _, part = own.removeprefix(begins).rpartition(".")
+        return f"{usual.get(module, f'{base}{module}')}.{part}"
+
     return {alone(name): name for name in files.tensors}
-
-
-def _alone(name: str) -> str:
-    name = name.removeprefix("model.") if name.startswith(f"model.{PREFIX}") else name
-    if not name.startswith(PREFIX):
-        return f"{TARGET}{name}"
-    rest = name.removeprefix(PREFIX)
-    return f"model.{rest}" if rest.startswith(("layers.", "norm.")) else rest
-
-
-def _alone_in_mimo(name: str) -> str:
-    if not name.startswith(OF_MIMO):
-        return f"{TARGET}{name}"
-    module, _, part = name.removeprefix(OF_MIMO).rpartition(".")
-    return f"{FROM_MIMO.get(module, f'model.layers.0.{module}')}.{part}"
 
 
 def has_mtp(files: Files) -> bool:
@@ -146,7 +177,7 @@ def why_none(files: Files) -> str:
         return f"its MTP layers lack {mtp_tensors(files, 0).told('fc')}, so this copy is damaged"
     names = files.tensors if files.gguf is None else files.gguf.tensors
     if any(re.search(r"\.(eh_proj|mtp_layers\.\d+|mtp\.layers\.\d+)\.", f".{n}") for n in names):
-        kinds = "those of Qwen3.5, EXAONE and MiMo are"
+        kinds = "those of Qwen3.5, EXAONE, MiMo and GLM-4.5 are"
         return f"its MTP layers are of a kind that is not read; {kinds}"
     count, place = promised(files), "config" if files.gguf is None else "metadata"
     if count:
@@ -187,22 +218,20 @@ class MtpTensors(Tensors):
 
     def __init__(self, files: Files, format: Format | None = None) -> None:
         super().__init__(files, format)
-        self._in_mimo = is_mimo(files)
+        self._own_names = own_names(files)
         self._entries = {name: files.tensors[own] for name, own in names_in(files).items()}
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any] | None) -> Matrix:
         """See ``Tensors``; the matrix that joins embedding and state reads the embedding first."""
         matrix = super().matrix(name, shape, dtype)
-        if not self._in_mimo or name != "fc.weight":
+        if not self._own_names.state_first or name != "fc.weight":
             return matrix
         return np.roll(plain(matrix, dtype or FLOAT32), shape[1] // 2, 1)
 
     def _told(self, name: str) -> str:
+        begins, base, modules, _ = self._own_names
         module, _, part = name.rpartition(".")
-        if self._in_mimo:
-            own = IN_MIMO.get(module, module.removeprefix("model.layers.0."))
-            return f"{OF_MIMO}{own}.{part}"
-        return f"{PREFIX}{name.removeprefix('model.')}"
+        return f"{begins}{modules.get(module, module.removeprefix(base))}.{part}"
 
     def has_module(self, module: str) -> bool:
         """Return True if there is a weight of a module, quantised or not."""
@@ -250,8 +279,13 @@ class MtpBlocks(GGUFTensors):
         return super()._key(f"model.layers.{self._first + int(layer[1])}.{layer[2]}")
 
 
-def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that MTP layers of a target need, by module."""
+def shapes_of(
+    target: Architecture, layers: int, experts: ExpertLayout | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that MTP layers of a target need, by module.
+
+    ``experts`` has the names of a mixture's parts, by default those of the target's family.
+    """
     a, width, inner = target, (target.hidden_size,), target.intermediate_size
     queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     after = a.layout.norms == "after"
@@ -262,11 +296,15 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
     each["self_attn.q_proj"] = (queries * (1 + a.layout.gated), *width)
     each |= dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, *width))
     each["self_attn.o_proj"] = (*width, queries)
-    if a.mixture is None:
-        each |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, *width))
-        each["mlp.down_proj"] = (*width, inner)
-    else:  # experts may be one tensor or many: their loader checks them
-        each["mlp.gate"] = (a.mixture.experts, *width)
+    mlp, down = "mlp.", "mlp.down_proj"
+    if a.mixture is not None:  # experts may be one tensor or many: their loader checks them
+        experts = experts or a.layout.experts
+        assert experts is not None
+        each[experts.router] = (a.mixture.experts, *width)
+        mlp, down, inner = experts.shared, experts.shared_down, a.mixture.shared
+    if inner:
+        each |= dict.fromkeys((f"{mlp}gate_proj", f"{mlp}up_proj"), (inner, *width))
+        each[down] = (*width, inner)
     bases = [f"model.layers.{number}." for number in range(layers)]
     shapes = {f"{base}{part}": shape for base in bases for part, shape in each.items()}
     shapes |= dict.fromkeys((*NORMS, "model.norm"), width)
@@ -276,7 +314,8 @@ def shapes_of(target: Architecture, layers: int) -> dict[str, tuple[int, ...]]:
 def lacking(files: Files, target: Architecture) -> dict[str, str]:
     """Return what is wrong with the tensors that MTP layers of a target need, by name."""
     source, wrong = mtp_tensors(files, target.head_dim), {}
-    for module, shape in shapes_of(target, num_layers(files)).items():
+    experts = None if files.gguf is None else EXPERTS
+    for module, shape in shapes_of(target, num_layers(files), experts).items():
         if not source.has_module(module):
             wrong[source.told(module)] = "missing"
         elif (own := source.shape_of(module)) not in (None, shape):
