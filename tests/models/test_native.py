@@ -301,11 +301,12 @@ def test_the_environment_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class FakeLibrary:
-    """A library on a CPU that runs the sets whose bits are set."""
+    """A library on a CPU that runs the sets whose bits are set, one of them the fastest."""
 
-    def __init__(self, isa: str, sets: int) -> None:
+    def __init__(self, isa: str, sets: int, fastest: int) -> None:
         self.isa = isa
         self.sets = lambda: sets
+        self.fastest = lambda: fastest
         self.start = lambda threads: threads
 
 
@@ -315,6 +316,7 @@ def choosing_anew() -> Iterator[None]:
 
     def forget() -> None:
         native.supported.cache_clear()
+        native.fastest.cache_clear()
         native.open_library.cache_clear()
 
     forget()
@@ -324,22 +326,25 @@ def choosing_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("choosing_anew")
 @pytest.mark.parametrize(
-    ("machine", "sets", "unbuilt", "chosen"),
+    ("machine", "sets", "fastest", "unbuilt", "chosen"),
     [
-        ("x86_64", 0b0000111, (), "avxvnni"),
-        ("x86_64", 0b0000111, ("avxvnni",), "avx2"),
-        ("x86_64", 0b0111011, (), "avx512bf16"),
+        ("x86_64", 0b0000111, 2, (), "avxvnni"),
+        ("x86_64", 0b0000111, 2, ("avxvnni",), "avx2"),
+        ("x86_64", 0b0111011, 5, (), "avx512bf16"),
+        ("x86_64", 0b0111111, 4, (), "avx512vnni"),
+        ("x86_64", 0b0111111, 4, ("avx512vnni",), "avx512"),
         # Which lacks AVX-VNNI.
-        ("x86_64", 0b0111011, ("avx512bf16", "avx512vnni", "avx512"), "avx2"),
-        ("x86_64", 0b0000001, (), "portable"),
-        ("aarch64", 0b1111, (), "bf16"),
-        ("aarch64", 0b0111, ("dotprod",), "neon"),
-        ("aarch64", 0b0011, (), "neon"),
+        ("x86_64", 0b0111011, 5, ("avx512bf16", "avx512vnni", "avx512"), "avx2"),
+        ("x86_64", 0b0000001, 0, (), "portable"),
+        ("aarch64", 0b1111, 3, (), "bf16"),
+        ("aarch64", 0b0111, 2, ("dotprod",), "neon"),
+        ("aarch64", 0b0011, 1, (), "neon"),
     ],
 )
-def test_the_best_set_that_the_cpu_runs_is_chosen(
+def test_the_fastest_set_that_the_cpu_runs_is_chosen(
     machine: str,
     sets: int,
+    fastest: int,
     unbuilt: tuple[str, ...],
     chosen: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -347,7 +352,7 @@ def test_the_best_set_that_the_cpu_runs_is_chosen(
     monkeypatch.setattr(native, "ISAS", native.SETS[machine])
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(native, "_file", lambda isa: None if isa in unbuilt else Path(isa))
-    monkeypatch.setattr(native, "Library", lambda isa, _: FakeLibrary(isa, sets))
+    monkeypatch.setattr(native, "Library", lambda isa, _: FakeLibrary(isa, sets, fastest))
     found = native.library()
     assert found is not None
     assert found.isa == chosen

@@ -80,7 +80,7 @@ def test_weights_are_ggmls_and_products_are_of_them(isa: str, kind: Kind, tmp_pa
         size = np.abs(x).sum(-1, keepdims=True) * np.abs(exact).max(-1)
         bound = blocks * np.abs(exact).sum(-1) + 4e-6 * size + 1e-9
         assert (np.abs(found - x @ exact.T) <= bound).all()
-        for count in (1, 2, 3, 5, 8, 9, 17, 33):
+        for count in (*range(1, 10), 17, 33):
             assert np.array_equal(product(rows[:count]), found[:count]), count
 
 

@@ -18,7 +18,7 @@ SETS = {
     "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
     "aarch64": ("portable", "neon", "dotprod", "bf16"),
 }
-"""Instruction sets of each architecture, the fastest last."""
+"""Instruction sets of each architecture; each needs more of a CPU than those before it."""
 ISAS = SETS.get(platform.machine(), ("portable",))
 """Those of this machine's."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
@@ -62,7 +62,7 @@ def open_library(isa: str) -> Library | None:
 
 
 def library() -> Library | None:
-    """Return the library of this process: the best that the CPU runs, or that of ``VARIABLE``.
+    """Return the library of this process: the fastest on this CPU, or that of ``VARIABLE``.
 
     None where it says "off", or there is none.
 
@@ -77,7 +77,7 @@ def library() -> Library | None:
     sets = supported()
     if asked and asked not in sets:
         raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {', '.join(sets)}.")
-    opened = open_library(asked or sets[-1])
+    opened = open_library(asked or fastest())
     if asked and opened is not None and opened.isa != asked:
         raise ModelError(
             f"{VARIABLE} is {asked!r}, which was not built; there is {', '.join(available())}."
@@ -94,6 +94,15 @@ def placed(step: Library, cpus: frozenset[int]) -> Library:
 def available() -> tuple[str, ...]:
     """Return the instruction sets that this CPU runs and that were built."""
     return tuple(isa for isa in supported() if _file(isa))
+
+
+@functools.cache
+def fastest() -> str:
+    """Return the instruction set that is fastest here, by the library that every CPU runs."""
+    try:
+        return ISAS[_find("portable").fastest()]
+    except OSError:
+        return ISAS[0]
 
 
 @functools.cache

@@ -121,6 +121,10 @@ class Library:
         """Return which of ``ISAS`` this CPU can run, a bit each, the first in the lowest bit."""
         return int(self._c.outrider_cpu())
 
+    def fastest(self) -> int:
+        """Return the number of the fastest of them."""
+        return int(self._c.outrider_fastest())
+
     @property
     def nanoseconds(self) -> int:
         """Time that this process has spent in the library's calls, ns."""

@@ -9,6 +9,7 @@
 namespace outrider {
 
 int cpu_sets();
+int cpu_fastest();
 
 namespace {
 
@@ -91,6 +92,8 @@ std::int64_t outrider_spent() noexcept { return spent; }
 std::int64_t outrider_sampled() noexcept { return sampled; }
 
 int outrider_cpu() noexcept { return cpu_sets(); }
+
+int outrider_fastest() noexcept { return cpu_fastest(); }
 
 int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 

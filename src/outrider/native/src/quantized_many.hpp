@@ -1,4 +1,4 @@
-// Products of five rows and more with matrices of few bits, by AVX-512 VNNI. Rows pass by in
+// Products of several rows with matrices of few bits, by AVX-512 VNNI. Rows pass by in
 // bundles, whose numbers stand in the order in which they are read. For many rows codes become
 // bytes and scales fp32 once for all, so that one kernel serves every number of bits. A sum takes
 // the steps of `digit_block`: both give the same bits.
@@ -12,7 +12,7 @@
 
 namespace outrider {
 
-constexpr int FEWEST_BUNDLED = 5;  // rows
+constexpr int FEWEST_BUNDLED = 2;  // rows
 // Rows from which codes are made bytes once rather than for every bundle.
 constexpr int FEWEST_READY = 37;
 
@@ -66,25 +66,25 @@ private:
     }
 };
 
-// Whether rows pass by in one bundle of EIGHT, whose sums over blocks stand in memory, rather than
-// in two, of which the second has few rows.
+// Whether rows pass by in one wide bundle, whose sums over blocks stand in memory, rather than in
+// two, of which the second has few rows.
 template <class Sum>
-bool are_eight(int rows) {
-    return Sum::BUNDLE < rows && rows <= EIGHT && Sum::REGISTERS == 1;
+bool are_wide(int rows) {
+    return Sum::BUNDLE < rows && rows <= Sum::WIDE_BUNDLE;
 }
 
 // Rows of each bundle of `count`.
 template <class Sum>
 int rows_of_bundle(int count) {
-    return are_eight<Sum>(count) ? EIGHT : Sum::BUNDLE;
+    return are_wide<Sum>(count) ? Sum::WIDE_BUNDLE : Sum::BUNDLE;
 }
 
 // Rows [first, last) of x [count, stride] to the bundles of their number.
 template <class Sum, class T>
 void fill_bundles(const Packed& m, const T* x, std::size_t stride, int first, int last, int count,
                   Digits to) {
-    are_eight<Sum>(count) ? Bundle<Sum, EIGHT>::fill(m, x, stride, first, last, to)
-                          : Bundle<Sum>::fill(m, x, stride, first, last, to);
+    are_wide<Sum>(count) ? Bundle<Sum, Sum::WIDE_BUNDLE>::fill(m, x, stride, first, last, to)
+                         : Bundle<Sum>::fill(m, x, stride, first, last, to);
 }
 
 // Units made ready for many rows or, without scales, as they are stored.
@@ -202,6 +202,14 @@ void bundle_block(const Packed& m, const Ready& units, int first, int unit, bool
     finish_pair(epilogue, m.bias.data(), row, rows, unit, both, sums);
 }
 
+// The kernel for `rows` rows of a bundle of R, by codes as they are stored.
+template <int BITS, class Sum, int STEPS, int R, int RUN = R == Sum::BUNDLE ? 2 : R - 1>
+auto block_of_rows(int rows) {
+    if constexpr (RUN < R)
+        if (rows > RUN) return block_of_rows<BITS, Sum, STEPS, R, RUN + 1>(rows);
+    return bundle_block<BITS, Sum, STEPS, R, RUN, false>;
+}
+
 // y[row, outputs of units first..last) for some rows in bundles of R, by codes as they are stored.
 template <int BITS, class Sum, int R>
 void product_of_few_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
@@ -211,13 +219,7 @@ void product_of_few_bundles(const Packed& m, int first, int last, const Digits& 
     for (int unit = first; unit < last; unit += 2)
         for (int row = 0; row < rows; row += R) {
             const int left = rows - row < R ? rows - row : R;
-            auto block = bundle_block<BITS, Sum, STEPS, R, R, false>;
-            if constexpr (R != EIGHT) {
-                if (left <= 2)
-                    block = bundle_block<BITS, Sum, STEPS, R, 2, false>;
-                else if (left <= 4)
-                    block = bundle_block<BITS, Sum, STEPS, R, 4, false>;
-            }
+            const auto block = block_of_rows<BITS, Sum, STEPS, R>(left);
             if (epilogue.upcoming) [[unlikely]]
                 (*epilogue.upcoming)(m.width() / CELL * ASKED);
             block(m, units, 0, unit, unit + 1 < last, x, row, left, epilogue);
@@ -229,9 +231,9 @@ template <int BITS, class Sum>
 void product_of_bundles(const Packed& m, int first, int last, const Digits& x, int rows,
                         const Epilogue& epilogue) {
     constexpr int R = Sum::BUNDLE;
-    if constexpr (Sum::REGISTERS == 1)
-        if (are_eight<Sum>(rows))
-            return product_of_few_bundles<BITS, Sum, EIGHT>(m, first, last, x, rows, epilogue);
+    if (are_wide<Sum>(rows))
+        return product_of_few_bundles<BITS, Sum, Sum::WIDE_BUNDLE>(m, first, last, x, rows,
+                                                                   epilogue);
     if (rows < FEWEST_READY)
         return product_of_few_bundles<BITS, Sum, R>(m, first, last, x, rows, epilogue);
     const auto block = halved(BITS)    ? bundle_block<8, Sum, 4, R, R, true>

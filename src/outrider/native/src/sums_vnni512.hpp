@@ -8,11 +8,18 @@ namespace outrider {
 
 constexpr int DIGIT_BYTES = 1;  // from a digit to the next
 constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
+// Rows that do not pass by in bundles or, with AMX, by tiles.
+#if defined(__AMX_INT8__)
+constexpr int ROWS_IN_LANES = 2;
+#else
+constexpr int ROWS_IN_LANES = 1;
+#endif
 
 // Sums over a block: 256 * high + low.
 struct Sums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 4, BUNDLE = 4;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = ROWS_IN_LANES;
+    static constexpr int BUNDLE = 4, WIDE_BUNDLE = 6;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     explicit Sums(Ints begin) : high(_mm512_setzero_si512()), low(begin.v) {}
@@ -29,7 +36,8 @@ struct Sums {
 // The same of digits of 8 bits.
 struct ShortSums {
     using FourCodes = ByteCodes;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 4, BUNDLE = 6;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = ROWS_IN_LANES;
+    static constexpr int BUNDLE = 6, WIDE_BUNDLE = 8;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
     explicit ShortSums(Ints begin) : low(begin.v) {}
