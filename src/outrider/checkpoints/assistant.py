@@ -35,7 +35,7 @@ ABSENT = ("attention_bias", "enable_moe_block", "use_double_wide_mlp")
 class Heads(NamedTuple):
     """The heads of a layer's keys and values, and their size."""
 
-    count: int
+    number: int
     size: int
 
 
@@ -81,14 +81,14 @@ def pairs(own: ModelConfig, target: ModelConfig) -> Iterator[Pair]:
     for name in dict.fromkeys(mine.layer_types):
         here = heads_of(mine, mine.layer_types.index(name))
         other = heads_of(theirs, there[name]) if name in there else None
-        said = "none" if other is None else f"{other.count} of {other.size}"
-        yield Pair(f"heads of {name}", f"{here.count} of {here.size}", said, here == other)
+        said = "none" if other is None else f"{other.number} of {other.size}"
+        yield Pair(f"heads of {name}", f"{here.number} of {here.size}", said, here == other)
 
 
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that an assistant needs, by name."""
     config = checkpoint.config
-    a, there = config.get_text_config(), checkpoint.tensors.names
+    a, there = config.get_text_config(), checkpoint.tensors.shapes()
     width, inner, backbone = a.hidden_size, a.intermediate_size, config.backbone_hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "pre_projection.weight": (width, 2 * backbone),
@@ -115,7 +115,7 @@ def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def missing(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return what is wrong with the tensors of an assistant, by name."""
+    """Return what is wrong with the tensors that an assistant needs, by name."""
     found, wrong = checkpoint.tensors.shapes(), {}
     for name, shape in shapes_of(checkpoint).items():
         if name not in found:

@@ -27,6 +27,7 @@ from ..checkpoints.assistant import (
     shapes_of,
 )
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.formats.shared import Tensors
 from ..sampling.shared_noise import Noise
 from .base import Output, Store
 from .decide import DraftInput, DraftNodes
@@ -63,6 +64,8 @@ class Assistant(PythonStep):
     def __init__(self, checkpoint: Checkpoint, target: Fallback) -> None:
         check_assistant(checkpoint, target.config)
         config, tensors = checkpoint.config, checkpoint.tensors
+        assert isinstance(tensors, Tensors)
+        self.target = target
         self.shape, self.dtype, self.device = checkpoint.shape, target.dtype, target.device
         self._text: Any = config.get_text_config()
         self._weights = {
@@ -102,7 +105,7 @@ class Assistant(PythonStep):
     def try_rows(self, count: int, store: Store) -> None:
         """See ``RowsModel``; the rows see one entry each."""
         kinds = {kind: heads_of(self._text, i) for i, kind in enumerate(self._text.layer_types)}
-        none = {kind: self._zeros(1, heads.count, 1, heads.size) for kind, heads in kinds.items()}
+        none = {kind: self._zeros(1, heads.number, 1, heads.size) for kind, heads in kinds.items()}
         width = self._weights["post_projection.weight"].shape[0]
         entries = {kind: (zeros, zeros) for kind, zeros in none.items()}
         self._contexts[""] = Context(1, entries, self._zeros(1, width))
@@ -146,7 +149,9 @@ class Assistant(PythonStep):
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return the logits after each segment's last token, whose draft's context advances."""
-        logits = [self._row(segment.tokens[-1], self._contexts[segment.key]) for segment in segments]
+        logits = [
+            self._row(segment.tokens[-1], self._contexts[segment.key]) for segment in segments
+        ]
         return Output(as_array(torch.cat(logits)))
 
     def _row(self, token: int, context: Context) -> torch.Tensor:
@@ -158,8 +163,8 @@ class Assistant(PythonStep):
         position = torch.tensor([[context.position]], device=self.device)
         for layer, kind in enumerate(self._text.layer_types):
             name = f"model.layers.{layer}."
-            turn = self._decoder.rotary_emb(h, position, kind)
-            mixed = self._attention(self._norm(h, f"{name}input_layernorm"), name, kind, turn, context)
+            x, turn = self._norm(h, f"{name}input_layernorm"), self._turn(position, kind)
+            mixed = self._attention(x, f"{name}self_attn.", context.entries[kind], turn)
             h = h + self._norm(mixed, f"{name}post_attention_layernorm")
             inner = self._mlp(self._norm(h, f"{name}pre_feedforward_layernorm"), f"{name}mlp.")
             h = h + self._norm(inner, f"{name}post_feedforward_layernorm")
@@ -168,25 +173,30 @@ class Assistant(PythonStep):
         context.state = F.linear(h, weights["post_projection.weight"])
         return self._logits(h).float()
 
+    def _turn(self, position: torch.Tensor, kind: str) -> Entries:
+        """Return cosines and sines [1, size], as the target's keys are turned by."""
+        cos, sin = self._decoder.rotary_emb(self._head, position, kind)
+        return cos[0], sin[0]
+
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        wide = x.float()
+        wide, weight = x.float(), self._weights[f"{name}.weight"].float()
         mean = wide.pow(2).mean(-1, keepdim=True) + self._text.rms_norm_eps
-        return (wide * mean.pow(-0.5) * self._weights[f"{name}.weight"].float()).to(x.dtype)
+        normed: torch.Tensor = (wide * mean.pow(-0.5) * weight).to(x.dtype)
+        return normed
 
     def _mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
         gate, up, down = (self._weights[f"{name}{p}_proj.weight"] for p in ("gate", "up", "down"))
-        return F.linear(self._activation(F.linear(x, gate)) * F.linear(x, up), down)
+        inner: torch.Tensor = self._activation(F.linear(x, gate)) * F.linear(x, up)
+        return F.linear(inner, down)
 
     def _attention(
-        self, x: torch.Tensor, name: str, kind: str, turn: Entries, context: Context
+        self, x: torch.Tensor, name: str, entries: Entries, turn: Entries
     ) -> torch.Tensor:
         """Return a layer's attention, before the residual stream; products are not scaled."""
-        name += "self_attn."
-        keys, values = context.entries[kind]
+        (keys, values), (cos, sin) = entries, turn
         heads, size = keys.shape[1], keys.shape[3]
         queries = F.linear(x, self._weights[f"{name}q_proj.weight"]).view(-1, size)
         queries = self._norm(queries, f"{name}q_norm")
-        cos, sin = (each[0] for each in turn)
         first, second = queries.chunk(2, -1)
         queries = queries * cos + torch.cat((-second, first), -1) * sin
         # Neighbouring heads share keys: they stand for rows of one head.
