@@ -32,6 +32,7 @@ from outrider.models.rows import Segment
 from tests.support.assistant import (
     FULL,
     SLIDING,
+    TARGETS,
     WIDTH,
     make_assistant,
     make_gemma4,
@@ -152,9 +153,8 @@ def far(one: Drafted, other: Drafted) -> float:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "wrapped"), [("shared", False), ("alike", False), ("shared", True)]
-)
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("wrapped", [False, True])
 def test_it_is_transformers_model(
     kind: str, wrapped: bool, ordered: bool,
     target: Callable[..., Path], assistant: Callable[..., Path],

@@ -34,7 +34,7 @@ TARGETS: dict[str, dict[str, Any]] = {
                "vocab_size_per_layer_input": VOCABULARY, "use_double_wide_mlp": True},
     # As in the larger ones: values of full layers are their keys, and have fewer heads.
     "alike": {"attention_k_eq_v": True, "num_global_key_value_heads": 1,
-              "hidden_size_per_layer_input": 0},
+              "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
 }  # fmt: skip
 ORDERED = {"use_ordered_embeddings": True, "num_centroids": 24, "centroid_intermediate_top_k": 8}
 """The best third of an output matrix is read."""

@@ -57,7 +57,11 @@ class AssistantSpec(FolderSpec):
             from ..models.assistant import Assistant
             from ..models.fallback import Fallback
 
-        assert isinstance(target, Fallback)
+        if not isinstance(target, Fallback):
+            raise ConfigError(
+                f"drafter {self.name!r} reads the target's own keys and values, and a replay of it "
+                "has none; give another drafter."
+            )
         model = Assistant(checkpoint, target)
         return Needs(
             max_nodes=context.config.max_draft_length,
