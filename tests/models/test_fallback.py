@@ -362,9 +362,9 @@ def test_a_missing_tensor_and_wrong_sizes_are_refused(
 def test_a_model_that_reads_both_ways_is_found_out(
     checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def backwards(self: Any, kept: Any, *_: Any) -> torch.Tensor:
+    def backwards(self: Any, kept: Any, *_: Any) -> tuple[torch.Tensor, None]:
         torch.manual_seed(sum(kept.tokens))
-        return torch.randn(TILE, self.shape.vocab_size)
+        return torch.randn(TILE, self.shape.vocab_size), None
 
     monkeypatch.setattr(Fallback, "_span", backwards)
     with pytest.raises(ModelError, match=r"lets rows depend on later ones; it cannot be decoded"):

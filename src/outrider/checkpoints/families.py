@@ -181,7 +181,9 @@ def _check_kind(config: ModelConfig, text: ModelConfig, folder: Path) -> None:
             )
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
         encoder = masked and not getattr(text, "is_decoder", False)
-    if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
+    # In Gemma 4 the tokens of an image may see each other; those of text read left to right.
+    both_ways = getattr(text, "use_bidirectional_attention", False) not in (None, False, "vision")
+    if encoder or config.is_encoder_decoder or both_ways:
         raise ModelError(
             f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
             "that read left to right can be decoded."

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..base.outside.text import printable
 from ..checkpoints.architecture import Architecture
+from ..checkpoints.assistant import is_assistant, missing, pairs
 from ..checkpoints.checkpoint import open_checkpoint
 from ..checkpoints.extras import Extras, extras_of
 from ..checkpoints.files import Files
@@ -18,6 +19,7 @@ from ..checkpoints.tokenizers import differences, has_tokenizer, read_codec, voc
 from ..errors import ModelError, shown
 from ..models.native import is_native
 from ..text.intersection import Intersection, intersection, pieces_of
+from .assistant import AssistantSpec
 from .mtp import MtpSpec
 from .retokenize import RetokenizeSpec
 
@@ -105,6 +107,8 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
     Raises ModelError if one of them cannot be read.
     """
     both = Files(folder), Files(target)
+    if is_assistant(both[0]):
+        return AssistantSpec.name, [*_assistant(*both)]
     head = read_head(both[0])
     if head is None:
         return "model", [*_model(*both), *_extras(extras_of(both[0]))]
@@ -141,6 +145,16 @@ def _extras(extras: Extras) -> Iterator[Fact]:
         yield Fact(f"tokens for {use}", f"{length} recommended", "", True, length)
     for each in extras.measured:
         yield Fact(f"measured, {each.use}", each.said(), "", True, each.acceptance_length)
+
+
+def _assistant(folder: Files, target: Files) -> Iterator[Fact]:
+    own = open_checkpoint(folder)
+    yield from _tokenizer(folder, target, "the same is needed")
+    yield from (Fact(*pair) for pair in pairs(own.config, open_checkpoint(target).config))
+    wrong = missing(own)
+    yield from (Fact(f"tensor {name}", what, "needed", False) for name, what in wrong.items())
+    if not wrong:
+        yield Fact("tensors", "complete", "", True)
 
 
 def _model(folder: Files, target: Files) -> Iterator[Fact]:

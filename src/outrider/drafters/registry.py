@@ -12,6 +12,7 @@ from ..checkpoints.files import Files, files_of
 from ..checkpoints.heads import Head
 from ..checkpoints.mtp import why_none
 from ..errors import ConfigError, shown
+from .assistant import AssistantSpec
 from .base import Drafter, DrafterContext, DrafterSpec, FolderSpec, NoSpec, checkpoint_files
 from .block import BlockSpec
 from .eagle import EagleSpec
@@ -28,7 +29,7 @@ GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
     NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, BlockSpec, MedusaSpec,
-    MtpSpec, RetokenizeSpec, ModelSpec,
+    MtpSpec, AssistantSpec, RetokenizeSpec, ModelSpec,
 )  # fmt: skip
 
 

@@ -62,11 +62,23 @@ class FixedProducts(TorchFunctionMode):
 
 
 @dataclass
-class _KeptSequence:
-    """One sequence: its ``tokens`` so far, and what the model keeps of some or all of them."""
+class KeptSequence:
+    """One sequence: its ``tokens`` so far, and what the model keeps of some or all of them.
+
+    ``states`` [rows, width] went into the output matrix in the last call, for the rows that wanted
+    logits, from row ``first`` on; None unless the model ``keeps_states``.
+    """
 
     tokens: list[int] = field(default_factory=list)
     cache: Any = None
+    states: torch.Tensor | None = None
+    first: int = 0
+
+    def state(self, row: int) -> torch.Tensor | None:
+        """Return a row's state [1, width]; None if it is not kept."""
+        if self.states is None or not self.first <= row < self.first + len(self.states):
+            return None
+        return self.states[row - self.first, None]
 
 
 class SequenceStore(Store):
@@ -74,7 +86,7 @@ class SequenceStore(Store):
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.kept = defaultdict[str, _KeptSequence](_KeptSequence)
+        self.kept = defaultdict[str, KeptSequence](KeptSequence)
 
     def release(self, key: str) -> None:
         """Free the cache of ``key`` at once."""
@@ -92,6 +104,8 @@ class Fallback(PythonStep):
 
     trees = False
     paged = False
+    keeps_states = False
+    """True if sequences keep the states of their last rows, for a drafter."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str) -> None:
         self.shape, folder, config = checkpoint.shape, checkpoint.folder, checkpoint.config
@@ -114,6 +128,16 @@ class Fallback(PythonStep):
         with torch.inference_mode():
             self._try(folder)
             self._page = self._measure()
+
+    @property
+    def config(self) -> Any:
+        """The model's config, as transformers has it."""
+        return self._model.config
+
+    @property
+    def decoder(self) -> Any:
+        """The layers of transformers' model, with its embedding."""
+        return self._model.get_decoder()
 
     def _span_at(self, row: int, prompt_length: int) -> tuple[int, int]:
         """Return the first position of the span of ``row``, and the one after its last."""
@@ -164,7 +188,7 @@ class Fallback(PythonStep):
         what = f"{folder}: this {self.shape.family!r} model"
 
         def logits(tokens: list[int]) -> torch.Tensor:
-            return self._rows(_KeptSequence(), Segment(tokens, 0, (), len(tokens), len(tokens)))
+            return self._rows(KeptSequence(), Segment(tokens, 0, (), len(tokens), len(tokens)))
 
         try:
             some = logits([1, 2, 3, 1])
@@ -174,7 +198,7 @@ class Fallback(PythonStep):
                 f"({type(error).__name__}: {one_line(error)}); it cannot be served."
             ) from error
         if not self.truncates:
-            kept, other = _KeptSequence(), _KeptSequence()
+            kept, other = KeptSequence(), KeptSequence()
             for row, token in enumerate((1, 2, 3, 1)):
                 last = self._rows(kept, Segment([token], row, (), 1, 4))
                 self._rows(other, Segment([4], row, (), 1, 4))
@@ -194,7 +218,7 @@ class Fallback(PythonStep):
 
     def _measure(self) -> tuple[int, int]:
         """Return a sequence's fixed bytes of cache, and the bytes of each token."""
-        kept, size = _KeptSequence(), []
+        kept, size = KeptSequence(), []
         for start in (0, TILE):
             self._rows(kept, Segment([1] * TILE, start, (), 1, 2 * TILE))
             size.append(_num_bytes(kept.cache))
@@ -218,7 +242,7 @@ class Fallback(PythonStep):
         logits = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
         return Output(as_array(logits) if len(logits) else None)
 
-    def _rows(self, kept: _KeptSequence, segment: Segment) -> torch.Tensor:
+    def _rows(self, kept: KeptSequence, segment: Segment) -> torch.Tensor:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""
         if list(segment.parents) != list(range(-1, len(segment.nodes) - 1)):
             raise RuntimeError("this model verifies chains only, and was given a tree")
@@ -228,28 +252,34 @@ class Fallback(PythonStep):
         kept.tokens = [*kept.tokens[:start], *segment.tokens, *segment.nodes]
         first = len(kept.tokens) - segment.logits
         parts = [torch.empty(0, self.shape.vocab_size, device=self.device)]
+        said: list[torch.Tensor] = []
         row = start
         while row < len(kept.tokens):
             begin, stop = self._span_at(row, prompt)
             row = min(stop, len(kept.tokens))
             self._length = max(prompt, stop)
             wanted = max(0, row - max(begin, first))
-            logits = self._span(kept, begin, row, stop, wanted > 0)[: row - begin]
+            logits, states = self._span(kept, begin, row, stop, wanted > 0)
+            logits = logits[: row - begin]
+            if states is not None:
+                said.append(states[row - begin - wanted : row - begin].clone())
             if self.truncates and wanted and logits.isnan().any():
                 # A masked row with NaN still spreads, as 0 * NaN is NaN: leave out later rows.
                 ends = range(begin + 1, row + 1)
-                alone = [self._span(kept, begin, end, stop, True) for end in ends]
+                alone = [self._span(kept, begin, end, stop, True)[0] for end in ends]
                 logits = torch.stack([rows[i] for i, rows in enumerate(alone)])
             parts.append(logits[len(logits) - wanted :])
+        kept.states, kept.first = torch.cat(said) if said else None, first
         return torch.cat(parts)
 
     def _span(
-        self, kept: _KeptSequence, begin: int, end: int, stop: int, wanted: bool
-    ) -> torch.Tensor:
+        self, kept: KeptSequence, begin: int, end: int, stop: int, wanted: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the rows from ``begin`` to ``end``, padded to ``stop``.
 
         Returns:
-            fp32 [rows, vocabulary]; padding rows, and all unless ``wanted``, have no meaning.
+            Logits, fp32 [rows, vocabulary], and states if they are kept; padding rows, and all
+            unless ``wanted``, have no meaning.
         """
         rows = kept.tokens[begin:end] + [kept.tokens[end - 1]] * (stop - end)
         options: dict[str, Any] = {"use_cache": self._name is not None}
@@ -264,12 +294,17 @@ class Fallback(PythonStep):
             options[self._name] = kept.cache
         if self._skips_logits and not wanted:
             options["logits_to_keep"] = 1
+        keeps = self.keeps_states and wanted
+        if keeps:
+            options["output_hidden_states"] = True
         with FixedProducts() if self._experts and self.truncates else nullcontext():
             out = self._model(torch.tensor([rows], device=self.device), **options)
         if self._name is not None:
             kept.cache = getattr(out, self._name, None)
         logits: torch.Tensor = out.logits[0].float()
-        return logits[begin:] if self._name is None and wanted else logits
+        if self._name is None and wanted:
+            logits = logits[begin:]
+        return logits, out.hidden_states[-1][0] if keeps else None
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
