@@ -94,7 +94,7 @@ inline void choose(const Config& c, const float* scores, const float* bias, int*
 
 template <class T>
 struct Experts : Multiplier<T> {
-    using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::multiply;
+    using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::wide, Multiplier<T>::multiply;
     // Room for digits behind a group's, whose last bundle of rows may not be whole.
     static constexpr int SPARE = 8;
     const Config& c = m.c;
@@ -174,18 +174,18 @@ struct Experts : Multiplier<T> {
                       int stride, int width, const Epilogue& epilogue, Prepare prepare) {
         bool prepared = false;
         auto body = [&](const Packed* part, int units, const Epilogue& to) {
-            auto place = [&](int group) -> Digits {
-                const std::size_t row = by.first[group] + std::size_t(SPARE) * group;
-                return {digits.digits + row * this->digit_bytes(), digits.parts + row * m.blocks,
-                        digits.coarse};
+            const bool widens = this->widens(weight, 2);
+            auto place = [&](int group) -> typename Multiplier<T>::Ready {
+                const std::size_t seat = by.first[group], row = seat + std::size_t(SPARE) * group;
+                return {{digits.digits + row * this->digit_bytes(), digits.parts + row * m.blocks,
+                         digits.coarse},
+                        widens ? wide + seat * this->wide_stride(weight) : nullptr};
             };
             team.share(by.groups(), 1, [&](int first, int last) {
                 for (int group = first; group < last; ++group) {
                     if (!prepared) prepare(group);
-                    const int count = by.count(group);
-                    if (part)
-                        this->make_digits(*part, x + std::size_t(by.first[group]) * stride, stride,
-                                          0, count, count, place(group));
+                    this->make_ready(weight, part, x + std::size_t(by.first[group]) * stride,
+                                     stride, by.count(group), place(group));
                 }
             });
             prepared = true;

@@ -20,7 +20,7 @@ constexpr long WORTH_SHARING = 1 << 19;
 template <class T>
 struct Forward : Work, Experts<T> {
     using Experts<T>::m, Experts<T>::digits, Experts<T>::multiply, Experts<T>::live;
-    using Experts<T>::own_digits, Experts<T>::grain, Experts<T>::each_part;
+    using Experts<T>::own_room, Experts<T>::grain, Experts<T>::each_part;
     Store& store_;
     const Rows& rows;
     const std::vector<int> sublayers, hidden, scored;  // `scored`: rows that want logits, in order
@@ -161,14 +161,14 @@ struct Forward : Work, Experts<T> {
             return;
         }
         bool normal = false;
-        const Digits mine = own_digits(team);
+        const auto mine = own_room(team, weight, count);
         T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
         each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
-            bool ready = !part;
+            bool ready = false;
             team.share(units, grain(units, team.count, count), [&](int first, int last) {
                 if (!normal) normalise(own, 0, count);
                 normal = true;
-                if (!ready) this->make_digits(*part, own, normed_stride, 0, count, count, mine);
+                if (!ready) this->make_ready(weight, part, own, normed_stride, count, mine);
                 ready = true;
                 multiply(weight, part, first, last, own, normed_stride, mine, count, to);
             });

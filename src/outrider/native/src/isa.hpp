@@ -22,7 +22,7 @@ namespace outrider {
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == sizeof(float) ? MAX_FLOAT_ROWS : MAX_ROWS;
 
-// Whether many rows and their weights are widened once, rather than for every product of two.
+// Whether rows, and the weights of many, are widened once rather than for every product of two.
 template <class T>
 constexpr bool WIDENS = sizeof(T) == sizeof(bf16) && WIDENS_BF16;
 
@@ -30,6 +30,22 @@ constexpr bool WIDENS = sizeof(T) == sizeof(bf16) && WIDENS_BF16;
 inline F32x16 load_pairs(const float* p) { return load(p); }
 inline F32x16 splat_pair(const float* p) { return splat(*p); }
 inline F32x16 dot(F32x16 sum, F32x16 a, F32x16 b) { return fma(a, b, sum); }
+
+// Two inputs of a row of fp32, for products with pairs of bf16.
+struct TwoInputs {
+    F32x16 low, high;
+};
+inline F32x16 dot(F32x16 sum, Pairs a, TwoInputs b) {
+    return fma(high(a), b.high, fma(low(a), b.low, sum));
+}
+// What a pair of inputs to a product with weights of T is multiplied by.
+template <class T, class X>
+inline auto splat_inputs(const X* p) {
+    if constexpr (sizeof(X) > sizeof(T))
+        return TwoInputs{splat(p[0]), splat(p[1])};
+    else
+        return splat_pair(p);
+}
 
 // e^x to about 1 ulp, 0 below -87; a NaN stays one (see max and min).
 inline F32x16 exp(F32x16 x) {

@@ -12,14 +12,35 @@ void Multiplier<T>::make_digits(const Packed& part, const T* x, int stride, int 
     digitise(part, x, stride, first, last, count, to);
 }
 
+// Rows [first, last) of x as fp32.
+template <class T>
+static void widen(const T* x, int stride, int first, int last, float* to, int to_stride,
+                  int inputs) {
+    for (int r = first; r < last; ++r)
+        for (int i = 0; i < inputs; i += LANES)
+            store(to + std::size_t(r) * to_stride + i, load(x + std::size_t(r) * stride + i));
+}
+
+template <class T>
+void Multiplier<T>::make_ready(const Weight<T>& weight, const Packed* part, const T* x, int stride,
+                               int count, const Ready& to) {
+    if (part)
+        make_digits(*part, x, stride, 0, count, count, to.digits);
+    else if (to.wide)
+        widen(x, stride, 0, count, to.wide, wide_stride(weight), weight.plain.inputs);
+}
+
 template <class T>
 void Multiplier<T>::multiply(const Weight<T>& weight, const Packed* part, int first, int last,
-                             const T* x, int stride, const Digits& digits, int count,
+                             const T* x, int stride, const Ready& ready, int count,
                              const Epilogue& epilogue) {
     if (part)
-        product(*part, first, last, digits, count, epilogue);
-    else
-        product(weight.plain, first, last, x, stride, count, epilogue);
+        return product(*part, first, last, ready.digits, count, epilogue);
+    if constexpr (WIDENS<T>)
+        if (ready.wide)
+            return product(weight.plain, first, last, ready.wide, wide_stride(weight), count,
+                           epilogue);
+    product(weight.plain, first, last, x, stride, count, epilogue);
 }
 
 template <class T>
@@ -36,36 +57,25 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
         });
         prepare = nullptr;
     };
-    if constexpr (WIDENS<T>) {
-        const Matrix<T>& plain = weight.plain;
-        if (!plain.empty() && count > ALONE) {
-            const int wide_stride = spread_stride(plain.inputs);
-            each_rows(4, [&](int first, int last) {
-                for (int r = first; r < last; ++r)
-                    for (int i = 0; i < plain.inputs; i += LANES)
-                        store(wide + std::size_t(r) * wide_stride + i,
-                              load(x + std::size_t(r) * stride + i));
-            });
-            team.share(plain.units, grain(plain.units, team.count, count),
-                       [&](int first, int last) {
-                           product_of_many(plain, first, last, wide, wide_stride, count, epilogue);
-                       });
-            return;
-        }
-    }
-    const bool alone = count <= DIGITS_ALONE;
-    const Digits mine = alone ? own_digits(team) : digits;
+    const bool wide_rows = widens(weight, count);
+    if (wide_rows && count > ALONE)
+        each_rows(4, [&](int first, int last) {
+            widen(x, stride, first, last, wide, wide_stride(weight), weight.plain.inputs);
+        });
+    const bool alone = count <= (weight.plain.empty() ? DIGITS_ALONE : ALONE);
+    const Ready mine =
+        alone ? own_room(team, weight, count) : Ready{digits, wide_rows ? wide : nullptr};
     each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
         if (part && !alone)
-            each_rows(padded(4, digitised_together(*part, count, mine.coarse)),
+            each_rows(padded(4, digitised_together(*part, count, mine.digits.coarse)),
                       [&](int first, int last) {
-                          make_digits(*part, x, stride, first, last, count, mine);
+                          make_digits(*part, x, stride, first, last, count, mine.digits);
                       });
         else if (prepare)
             each_rows(4, [](int, int) {});
-        bool ready = !part || !alone;
+        bool ready = !alone;
         team.share(units, grain(units, team.count, count), [&](int first, int last) {
-            if (!ready) make_digits(*part, x, stride, 0, count, count, mine);
+            if (!ready) make_ready(weight, part, x, stride, count, mine);
             ready = true;
             multiply(weight, part, first, last, x, stride, mine, count, to);
         });

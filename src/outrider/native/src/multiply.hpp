@@ -87,9 +87,25 @@ struct Multiplier {
     static void make_digits(const Packed& part, const T* x, int stride, int first, int last,
                             int count, const Digits& to);
 
-    // A product of rows of x or, of a matrix in codes, of their digits.
+    // What is multiplied instead of rows: their digits or, unless that is null, their numbers as
+    // fp32, with a stride of their own.
+    struct Ready {
+        Digits digits;
+        float* wide = nullptr;
+    };
+    // Makes it for few rows [count, stride].
+    static void make_ready(const Weight<T>& weight, const Packed* part, const T* x, int stride,
+                           int count, const Ready& to);
+
+    // Whether a product with plain weights takes rows as fp32.
+    static bool widens(const Weight<T>& weight, int count) {
+        return WIDENS<T> && count > 1 && !weight.plain.empty();
+    }
+    static int wide_stride(const Weight<T>& weight) { return spread_stride(weight.plain.inputs); }
+
+    // A product of rows of x, or of what stands for them.
     static void multiply(const Weight<T>& weight, const Packed* part, int first, int last,
-                         const T* x, int stride, const Digits& digits, int count,
+                         const T* x, int stride, const Ready& ready, int count,
                          const Epilogue& epilogue);
 
     // body(part, units, epilogue) for each part of a weight: null, or codes. What one gates for the
@@ -121,10 +137,11 @@ struct Multiplier {
         }
     }
 
-    // The place of a worker that makes its own digits.
-    Digits own_digits(const Team& team) const {
+    // The room of a worker that makes ready what it multiplies.
+    Ready own_room(const Team& team, const Weight<T>& weight, int count) const {
         const std::size_t row = std::size_t(team.index) * ALONE_ROOM;
-        return {digits.digits + row * digit_bytes(), digits.parts + row * m.blocks, digits.coarse};
+        return {{digits.digits + row * digit_bytes(), digits.parts + row * m.blocks, digits.coarse},
+                widens(weight, count) ? wide + row * wide_stride(weight) : nullptr};
     }
 
     // Bytes of a row's digits; bundles of rows have summaries among them.

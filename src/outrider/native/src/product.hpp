@@ -234,11 +234,11 @@ private:
 
 // R rows by C units, as many of them side by side as registers hold sums. The order of a sum is
 // that of its inputs, for every R and C.
-template <class T, int R, int C, class Inputs>
-inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, int row,
+template <class T, int R, int C, class X, class Inputs>
+inline void block(const Units<T>& m, int unit, const X* x, std::size_t stride, int row,
                   const Epilogue& epilogue, const Inputs& inputs) {
     constexpr int side = R * C > MAX_SUMS ? 1 : C;
-    const T* x0 = x + row * stride;
+    const X* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
     F32x16 all[R][C];
     for (int first = 0; first < C; first += side) {
@@ -255,7 +255,7 @@ inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, i
                     if (further) __builtin_prefetch(at + further, 0, 2);
                 }
                 for (int r = 0; r < R; ++r) {
-                    auto value = splat_pair(x0 + r * stride + k);
+                    auto value = splat_inputs<T>(x0 + r * stride + k);
                     for (int c = 0; c < side; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
                 }
             }
@@ -268,8 +268,8 @@ inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, i
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
 // pairs.
-template <class T, int R, int C, class Inputs>
-inline void units(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+template <class T, int R, int C, class X, class Inputs>
+inline void units(const Units<T>& m, int first, int last, const X* x, std::size_t stride, int row,
                   const Epilogue& epilogue, const Inputs& inputs) {
     for (; last - first >= C; first += C)
         block<T, R, C>(m, first, x, stride, row, epilogue, inputs);
@@ -283,8 +283,8 @@ constexpr int width(int rows, int most) {
 }
 
 // As `product` for `rows` <= R, up to MOST units side by side.
-template <class T, int R, int MOST, class Inputs>
-inline void tile(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+template <class T, int R, int MOST, class X, class Inputs>
+inline void tile(const Units<T>& m, int first, int last, const X* x, std::size_t stride, int row,
                  int rows, const Epilogue& epilogue, const Inputs& inputs) {
     if (rows == R) {
         units<T, R, width(R, MOST)>(m, first, last, x, stride, row, epilogue, inputs);
@@ -353,13 +353,24 @@ void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::s
     }
 }
 
-// y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
-template <class T>
-void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
+// y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs. Rows
+// of bf16 may be given as fp32; where they should be, those that are not pass by one by one.
+template <class T, class X>
+void product(const Matrix<T>& m, int first, int last, const X* x, std::size_t stride, int rows,
              const Epilogue& epilogue) {
-    constexpr int most = MOST_ROWS<T>;
-    if (rows > most) return product_of_many(m, first, last, x, stride, rows, epilogue);
-    tile<T, most, 8>(Units<T>(m), first, last, x, stride, 0, rows, epilogue, Streamed<T>());
+    if constexpr (WIDENS<X>) {
+        for (int r = 0; r < rows; ++r)
+            units<T, 1, 8>(Units<T>(m), first, last, x, stride, r, epilogue, Streamed<T>());
+    } else {
+        // Units are widened for three tiles of rows and more.
+        constexpr int most = MOST_ROWS<T>, few = sizeof(X) > sizeof(T) ? 2 : 1;
+        const int tiles = tiles_of(rows, most);
+        if (tiles > few) return product_of_many(m, first, last, x, stride, rows, epilogue);
+        each_tile(rows, tiles, [&](int row, int count) {
+            tile<T, most, 8>(Units<T>(m), first, last, x, stride, row, count, epilogue,
+                             Streamed<T>());
+        });
+    }
 }
 
 }  // namespace outrider
