@@ -110,9 +110,10 @@ def rules(
         limits = thresholds(others)
         typer.echo(
             f"OutriderAcceptanceBelowBreakEven warns below {even:.3g}, as advised. "
-            f"OutriderAcceptanceLow stays beside it: {limits['acceptance_warning']:g} and "
-            f"{limits['acceptance_critical']:g} where no speedup of 1 or more is known; --set "
-            "acceptance_warning=... and acceptance_critical=... move them.",
+            f"OutriderAcceptanceLow still fires below {limits['acceptance_warning']:g} and "
+            f"{limits['acceptance_critical']:g} unless the speedup is known to be 1 or more; "
+            "change these thresholds with --set acceptance_warning=... and --set "
+            "acceptance_critical=...",
             err=True,
         )
 
