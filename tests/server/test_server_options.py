@@ -91,14 +91,14 @@ def test_no_option_takes_anything(option: Option, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("slo", "ttft=1.2.3s", "give it as in ttft"),
-        ("slo", "ttft=" + "9" * 5000 + "s", "give it as in ttft"),
+        ("slo", "ttft=1.2.3s", "give limits such as ttft"),
+        ("slo", "ttft=" + "9" * 5000 + "s", "give limits such as ttft"),
         ("allowed_hosts", "a b", "give names"),
         ("allowed_hosts", "http://a", "give names"),
-        ("otlp_traces_endpoint", "localhost", "otlp_traces_endpoint is 'localhost'; give it as in"),
-        ("otlp_traces_endpoint", "ftp://a", "give it as in"),
-        ("api_key", "a b", "other characters than ASCII"),
-        ("api_key", "\u00fc", "other characters than ASCII"),
+        ("otlp_traces_endpoint", "localhost", "is 'localhost'; give a URL such as"),
+        ("otlp_traces_endpoint", "ftp://a", "give a URL such as"),
+        ("api_key", "a b", "only ASCII letters"),
+        ("api_key", "\u00fc", "only ASCII letters"),
         ("api_key_file", "/", "cannot be read"),
         ("chat_template", "/", "cannot be read"),
         ("chat_template", "/nowhere", "cannot be read"),
@@ -196,7 +196,7 @@ def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:
     assert read_defaults("auto", tmp_path) == read_defaults(str(tmp_path), Path("/")) == found
     assert read_defaults("vllm", tmp_path) == {}
     for text, said in (
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{", "is damaged"),
         ('{"temperature": -1}', "temperature is -1.*give vllm for none"),
         ('{"max_new_tokens": "9"}', "max_tokens is '9'"),

@@ -29,7 +29,7 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
     amount = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
     if not LEAST <= amount <= MOST:
-        raise typer.BadParameter(f"{text!r} is no time from 100ms to 1h; give one like 10s.")
+        raise typer.BadParameter(f"{text!r} is not a time from 100ms to 1h; give one such as 10s.")
     return amount
 
 
@@ -77,8 +77,8 @@ def exporter(
             server, thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            where = f"--host {host} --port {port} cannot be listened on"
-            raise ConfigError(f"{where}: {why}; choose others.") from None
+            where = f"--host {host} --port {port}"
+            raise ConfigError(f"cannot listen on {where}: {why}; choose others.") from None
         try:
             say(f"metrics at http://{host}:{server.server_port}/metrics")
             for watcher in filter(None, (watched, other)):
