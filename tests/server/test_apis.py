@@ -495,7 +495,7 @@ def test_one_that_runs_is_kept_however_many_end_meanwhile(templated: Scripted) -
         call, _ = run_until(client, 5, then)
         path = f"/v1/responses/{call.id}"
         assert client.get(path).json()["status"] == "cancelled"
-        assert "not streamed again" in client.get(path, params={"stream": "true"}).text
+        assert "cannot be streamed again" in client.get(path, params={"stream": "true"}).text
 
 
 def test_a_client_that_leaves_cancels_its_response(templated: Scripted) -> None:

@@ -140,8 +140,8 @@ def test_whatever_cannot_be_read_is_a_sentence(strict: Served) -> None:
         "lone surrogates": b'{"prompt":"\\ud800"}',
         "too many digits": b'{"prompt":"a","seed":' + b"9" * 5000 + b"}",
         "nests too deeply": b'{"x":' + b"[" * 500 + b"]" * 500 + b',"prompt":"a"}',
-        "no JSON object": b"[1]",
-        "no JSON: expected": b'{"prompt":"a","temperature":NaN}',
+        "not a JSON object": b"[1]",
+        "not JSON: expected": b'{"prompt":"a","temperature":NaN}',
         "trailing": b'{"prompt":"a"} {}',
     }
     with httpx.Client() as client:

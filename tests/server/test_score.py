@@ -104,7 +104,7 @@ def test_a_prompt_has_one_start_token(kind: type[ScoreRequest], query: str) -> N
         ({"items": [[1], "a"]}, "items"),
         ({"query": [1], "items": ["a"]}, "differ in type"),
         ({"query": "a", "items": [[1]]}, "differ in type"),
-        ({"items": ["a"] * 100, "label_token_ids": LABELS * 4}, "there are 1200 labels"),
+        ({"items": ["a"] * 100, "label_token_ids": LABELS * 4}, "all items have 1200 labels"),
         ({"items": ["a" * 5000]}, "context"),
         ({"items": ["a"], "model": "other"}, "other"),
         ({"items": ["a"], "priority": 2**70}, "priority"),

@@ -167,7 +167,7 @@ def test_keys_and_slos(tmp_path: Path) -> None:
         read_keys("", None)
     assert read_slo("ttft=200ms,tpot=0.05s") == {"ttft": 0.2, "tpot": 0.05}
     assert read_slo(None) == {}
-    with pytest.raises(ConfigError, match="as in ttft=200ms"):
+    with pytest.raises(ConfigError, match="such as ttft=200ms"):
         read_slo("ttft=fast")
 
 
@@ -196,7 +196,7 @@ def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:
     assert read_defaults("auto", tmp_path) == read_defaults(str(tmp_path), Path("/")) == found
     assert read_defaults("vllm", tmp_path) == {}
     for text, said in (
-        ("[]", "not a JSON object"),
+        ("[]", "no JSON object"),
         ("{", "is damaged"),
         ('{"temperature": -1}', "temperature is -1.*give vllm for none"),
         ('{"max_new_tokens": "9"}', "max_tokens is '9'"),

@@ -120,7 +120,7 @@ def drafter_in(folder: Path, name: str) -> Path:
         leads_out = not all(each.resolve(strict=True).is_relative_to(folder) for each in within)
     except (OSError, ValueError, RuntimeError):  # a name too long, a circle of links
         raise Refusal(
-            f"{folder} has no readable drafter {shown(name)}; put it there.",
+            f"there is no drafter {shown(name)} in {folder} that can be read; put it there.",
             "load", 404,
         ) from None  # fmt: skip
     if leads_out:
