@@ -1,32 +1,32 @@
-# `make demo` and `make test` set up .venv by themselves. Another Python: make PYTHON=python3.12 demo
-# To start afresh: rm -rf .venv
+# `make demo` and `make test` set up .venv automatically. To use another Python: make PYTHON=python3.12 demo
+# To start over: rm -rf .venv
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Present when the last installation went through: without it, or with newer requirements, pip runs again.
+# Exists if the last installation succeeded. If it is missing or older than the requirements, pip runs again.
 STAMP := .venv/.outrider-installed
-# Through the environment, since pip's -c does not reach the packages that build this one;
-# older pips hand them the first variable, newer ones the second.
+# Constraints are set in the environment, because pip's -c does not apply to build dependencies.
+# Older versions of pip read the first variable for them, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
 PIP = $(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile
-# Prints what '.[dev]' needs. It is fetched while the C++ step is compiled: to fetch is to wait.
+# Prints the requirements of '.[dev]'. They are downloaded while the C++ step is compiled.
 NEEDS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
   needs = [*p["dependencies"], "outrider[dev]"]; \
   [needs.extend(p["optional-dependencies"][extra]) for need in needs if need.startswith("outrider[") \
   for extra in need[9:-1].split(",")]; \
   print(*(need for need in needs if not need.startswith("outrider[")), sep="\n")
 
-# Each of some hundred processes would compile what it imports.
+# Otherwise, each of about a hundred processes would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-# Present when one process has, so that those that start side by side do not all do it.
+# Exists if one process has compiled them, so that parallel processes do not all do it.
 IMPORTED := .venv/.outrider-imported
 
-# The instruction set that "make test" runs everything on needs no second run.
+# "make test" already runs the whole suite on this instruction set, so it is not run again.
 SUITE_ISA =
 ENGINES := $(addprefix engine-,$(filter-out $(SUITE_ISA),portable avx2 off))
 
-# What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
+# The other parts of "make test" run at low priority: they use idle time and do not delay server tests.
 NICE =
 .PHONY: help demo test suite engine $(ENGINES) isas arm equality slow fuzz drill lint interface setup peers clients site clean
 
@@ -36,14 +36,14 @@ help:
 	@echo "make engine    the engine's tests on portable, AVX2 and no native code (part of make test)"
 	@echo "make isas      the whole suite on every instruction set, and without native code"
 	@echo "make arm       build the C++ step for Arm and run its tests in an emulator, slowly"
-	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
-	@echo "make slow      the long proofs, those of equality among them"
-	@echo "make fuzz      random and hostile requests against a real server: half an hour"
-	@echo "make drill     the guard rolls a real fleet back: HAProxy, Prometheus, faults; minutes"
+	@echo "make equality  plain and speculative decoding give the same output, with every option and drafter"
+	@echo "make slow      the long tests, including equality"
+	@echo "make fuzz      send random and hostile requests to a real server, in half an hour"
+	@echo "make drill     the guard rolls back a real fleet with HAProxy, Prometheus and faults, in minutes"
 	@echo "make lint      lint and types only"
-	@echo "make interface the binding of the C interface, after a change of outrider.h"
-	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
-	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
+	@echo "make interface generate the binding of the C interface, after a change of outrider.h"
+	@echo "make peers     install other engines for comparison, outside .venv (python -m benchmarks peers)"
+	@echo "make clients   install third-party clients and speculators (tests/*/test_{clients,speculators}.py)"
 	@echo "make site      the documentation as a website in build/site, with every link checked"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
@@ -54,11 +54,11 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j3 suite lint engine "NICE=nice -n 19" SUITE_ISA=$$($(BIN)/python \
 	  -c "from outrider.native.choice import library; print(library().isa if library() else 'off')")
 
-# A thread each, since threads that spin would wait for each other.
+# One thread per process, because spinning threads would delay each other.
 suite: $(STAMP) $(IMPORTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
 
-# Side by side, so with a thread each. Only files with such tests: to read all takes as long as some.
+# In parallel, so with one thread each. Only files with such tests, because collecting all files takes long.
 engine: $(ENGINES)
 $(ENGINES): engine-%: $(STAMP) $(IMPORTED)
 	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(NICE) $(BIN)/python -m pytest -q -m "engine and not slow" \
@@ -80,12 +80,12 @@ equality: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
-# Another seed, or fewer bodies: make fuzz SEED=7 BODIES=20000
+# For another seed or fewer bodies: make fuzz SEED=7 BODIES=20000
 fuzz: $(STAMP)
 	$(BIN)/python -m benchmarks fuzz --seed $(or $(SEED),0) --bodies $(or $(BODIES),200000)
 	$(BIN)/python -m benchmarks soak --compare
 
-# Skipped with a reason where HAProxy or Prometheus is missing. CASES= names others.
+# If HAProxy or Prometheus is missing, it is skipped with a reason. CASES= selects other cases.
 drill: CASES ?= weak,killed,panels
 drill: $(STAMP)
 	$(BIN)/python -m benchmarks drill --short --cases $(CASES)
@@ -96,21 +96,21 @@ lint: $(STAMP)
 	$(NICE) $(BIN)/clang-format --dry-run --Werror $(wildcard src/outrider/native/src/*)
 	$(NICE) $(BIN)/mypy
 
-# After a change of src/outrider/native/src/outrider.h.
+# Run this after a change of src/outrider/native/src/outrider.h.
 interface: $(STAMP)
 	$(BIN)/python -m outrider.native.generate
 
 setup: $(STAMP)
 
-# PEERS="llama.cpp openvino vllm" names some of them.
+# PEERS="llama.cpp openvino vllm" installs only some of them.
 peers: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp ik_llama.cpp mistral.rs openvino vllm)
 
-# CLIENTS="vllm guidellm schemathesis speculators triton" names some of them.
+# CLIENTS="vllm guidellm schemathesis speculators triton" installs only some of them.
 clients: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm agents guidellm schemathesis speculators triton)
 
-# The builder of the site has a place of its own, since nothing else needs it.
+# The site builder has its own environment, because nothing else needs it.
 SITE_TOOLS := build/site-tools/bin/zensical
 site: $(STAMP) $(SITE_TOOLS)
 	@$(BIN)/python -m dev.website
@@ -120,14 +120,14 @@ $(SITE_TOOLS): dev/site.txt
 	@build/site-tools/bin/python -m pip install --disable-pip-version-check --quiet --requirement dev/site.txt
 	@touch $@
 
-# A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
+# Keep a .venv that has a working pip and a supported Python, because pip need not download its packages again.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "No $(PYTHON) found: install Python 3.11, 3.12 or 3.13, or name one with PYTHON=/path/to/python." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
-	  echo "Outrider needs Python 3.11, 3.12 or 3.13 and $(PYTHON) is another: name one with PYTHON=python3.12." >&2; exit 1; }
+	  echo "Outrider needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is another version: name one with PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-	  echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: the package python3-venv)," \
+	  echo "$(PYTHON) cannot create virtual environments: install its venv module (Debian and Ubuntu: the package python3-venv)," \
 	    "or name another Python with PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Setting up .venv with Outrider and the packages of constraints.txt; the largest is torch, which can take some minutes."
 	@$(BIN)/python -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
@@ -135,14 +135,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(NEEDS)' > .venv/needs.txt
 	@$(PIP) --quiet --no-deps --editable . & built=$$!; \
 	  $(PIP) --requirement .venv/needs.txt; code=$$?; echo "Compiling the rest of the C++ step."; wait $$built && exit $$code
-	@# Their bytecode is written now, so that the first server starts as fast as later ones.
+	@# Write the bytecode now, so that the first server starts as fast as later ones.
 	@$(BIN)/python -c "import outrider.engine.worker.worker, outrider.server.run"
 	@touch $@
 
 $(IMPORTED): $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; touch $@
 
-# build/ stays: the checkpoints of hours of training lie there.
+# build/ is kept, because it holds checkpoints from hours of training.
 clean:
 	rm -rf dist .cache .mypy_cache .pytest_cache .ruff_cache docs/reference src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Copies Python, the guard and the libraries of both to an empty root: sh guard-root.sh FOLDER
+# Copies Python, the guard, and the libraries that they need to an empty root: sh guard-root.sh FOLDER
 set -eu
 root=$1
 library=$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
@@ -7,10 +7,10 @@ mkdir -p "$root/etc"
 mkdir -m 1777 "$root/tmp"
 cd /
 cp -a --parents usr/bin/python3* "${library#/}" opt/outrider "$root"
-# What installs and shows packages, and windows, is not used there.
+# Installers, documentation tools and GUI modules are not needed there.
 cd "$root$library"
 rm -rf ensurepip lib2to3 distutils pydoc_data idlelib tkinter test config-*
-# Libraries lie where the loader looks for them: /lib is a link to /usr/lib in some systems.
+# Copy libraries to the paths where the loader looks for them. On some systems, /lib is a link to /usr/lib.
 find "$root/usr" "$root/opt" -type f \( -name '*.so*' -o -name 'python3.*' \) -exec ldd {} + 2>/dev/null |
   grep -o '/[^ ]*' | grep -v ':$' | sort -u | while read -r file; do
     mkdir -p "$root$(dirname "$file")"
@@ -18,5 +18,5 @@ find "$root/usr" "$root/opt" -type f \( -name '*.so*' -o -name 'python3.*' \) -e
   done
 echo "outrider:x:10001:10001::/tmp:/" > "$root/etc/passwd"
 echo "outrider:x:10001:" > "$root/etc/group"
-# Names first in the file that Kubernetes writes, then in DNS.
+# Look up names first in /etc/hosts, which Kubernetes writes, then in DNS.
 echo "hosts: files dns" > "$root/etc/nsswitch.conf"

@@ -3,11 +3,12 @@
     sudo python deploy/rehearse.py
     sudo python deploy/rehearse.py --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-All arguments are those of ``buildah build``. Server and guard then run as the image's user and
-process 1, without capabilities, on a read-only root and in a network that leads nowhere. The
-server's health check must pass and a completion come, the guard must have figures for Prometheus;
-nothing outside of /tmp may be writable, and SIGTERM must end them with 0. Images have a largest
-size, that of the server where it is without torch. The images are removed; their base stays.
+All arguments are passed to ``buildah build``. Server and guard then run as the image's user and
+process 1, without capabilities, on a read-only root and in an isolated network. The server must
+pass its health check and answer a completion request. The guard must publish metrics for
+Prometheus. Only /tmp may be writable, and both must exit with 0 after SIGTERM. Image sizes are
+limited; the limit for the server applies only without torch. The images are removed, their base
+image is kept.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ print(*found)
 
 
 class Failed(Exception):
-    """A step that failed, in words."""
+    """A step failed; the message says why."""
 
 
 def call(*command: str | Path) -> str:
@@ -118,7 +119,7 @@ def bundle(scratch: Path, root: str, config: dict[str, Any], words: Sequence[str
 
 @contextmanager
 def running(scratch: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the bundle under a name, no longer than the block."""
+    """Run the bundle under a name until the block ends."""
     process = subprocess.Popen(
         ["runc", "run", "--bundle", str(scratch), name], stdin=subprocess.DEVNULL
     )
@@ -133,7 +134,7 @@ def until(what: str, process: subprocess.Popen[bytes], *command: str) -> str:
     """Repeat a command until it succeeds, and return what it prints.
 
     Raises:
-        Failed: it never does, or the server ends.
+        Failed: it does not succeed in time, or the process ends.
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -146,10 +147,10 @@ def until(what: str, process: subprocess.Popen[bytes], *command: str) -> str:
 
 
 def try_out(scratch: Path, config: dict[str, Any], use: Callable[..., None]) -> None:
-    """Start an image, use it, end it.
+    """Start an image, use it and stop it.
 
     Raises:
-        Failed: something is not as it must be.
+        Failed: a check failed.
     """
     name = scratch.name
     with running(scratch, name) as process:
@@ -168,13 +169,13 @@ def try_out(scratch: Path, config: dict[str, Any], use: Callable[..., None]) -> 
         try:
             code = process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            raise Failed(f"it still runs {STOP_SECONDS} s after SIGTERM") from None
+            raise Failed(f"it is still running {STOP_SECONDS} s after SIGTERM") from None
         if code:
             raise Failed(f"the exit status is {code}, not 0")
 
 
 def use_server(process: subprocess.Popen[bytes], name: str, config: dict[str, Any]) -> None:
-    """Have the server answer: one that loads is alive, and answers when it is ready."""
+    """Wait for the health check, then for a completion; a server is alive before it is ready."""
     until("the health check", process, "runc", "exec", name, *config["Healthcheck"]["Test"][1:])
     complete = ("runc", "exec", name, "python", "-c", COMPLETE)
     answer = json.loads(until("a completion", process, *complete))
@@ -182,7 +183,7 @@ def use_server(process: subprocess.Popen[bytes], name: str, config: dict[str, An
 
 
 def use_guard(process: subprocess.Popen[bytes], name: str, config: dict[str, Any]) -> None:
-    """Have the guard tell what it sees."""
+    """Wait until the guard publishes its metrics."""
     figures = until("the figures", process, "runc", "exec", name, "python", "-c", FIGURES)
     print(f"==> {figures.count(chr(10))} lines for Prometheus", flush=True)
 
@@ -191,10 +192,10 @@ def rehearse(
     target: str, words: Sequence[str], use: Callable[..., None], most: int | None,
     arguments: Sequence[str],
 ) -> None:  # fmt: skip
-    """Build an image of at most so many MB, and run its program with these arguments.
+    """Build an image of at most ``most`` MB, and run its program with the arguments ``words``.
 
     Raises:
-        Failed: something is not as it must be.
+        Failed: a check failed.
     """
     with tempfile.TemporaryDirectory(prefix="outrider-") as place:
         scratch = Path(place)
@@ -206,7 +207,7 @@ def rehearse(
             size = int(call("du", "--summarize", "--bytes", root).split()[0]) / 1e6
             print(f"==> {target}: {size:.0f} MB", flush=True)
             if most is not None and size > most:
-                raise Failed(f"the image has more than {most} MB")
+                raise Failed(f"the image is larger than {most} MB")
             bundle(scratch, root, config["config"], words)
             try_out(scratch, config["config"], use)
         finally:
@@ -215,17 +216,17 @@ def rehearse(
 
 
 def missing() -> str | None:
-    """Return what keeps this script from running here, in one sentence; None for nothing."""
+    """Return in one sentence why this script cannot run here, or None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        return "The rehearsal needs root on Linux: it mounts and changes users."
+        return "The rehearsal needs root on Linux, because it mounts folders and changes users."
     tools = [tool for tool in TOOLS if not shutil.which(tool)]
     if tools:
-        return f"The rehearsal needs tools that are not here: apt-get install {' '.join(tools)}"
+        return f"The rehearsal needs missing tools: apt-get install {' '.join(tools)}"
     return None
 
 
 def main() -> int:
-    """Build and try; 0 where everything went well."""
+    """Build and try the images; return 0 if everything went well."""
     if why := missing():
         print(why, file=sys.stderr)
         return 1

@@ -1,13 +1,13 @@
 """Builds the source distribution and the wheels of Linux on x86-64 and ARM, without a container.
 
     python deploy/wheels.py                  # dist/: sdist and both wheels
-    python deploy/wheels.py --arch x86_64    # this wheel alone
-    python deploy/wheels.py --twice          # again, and the bytes must be the same
+    python deploy/wheels.py --arch x86_64    # only this wheel
+    python deploy/wheels.py --twice          # build twice and compare the bytes
 
 The compiler is zig's clang from PyPI, which links against the symbols of glibc 2.28 and builds for
-both architectures on either. A wheel is made of the sdist, as ``pip`` does it. What is checked:
-every instruction set is inside, auditwheel finds that the libraries keep what the tag promises, and
-no file is larger than ``MOST_BYTES``.
+both architectures on either. Wheels are built from the sdist, as ``pip`` does it. The script
+checks that a wheel has every instruction set, that auditwheel confirms its tag, and that no file is
+larger than ``MOST_BYTES``.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TOOLS = REPOSITORY / "deploy" / "wheels.txt"
 GLIBC = (2, 28)
 FOUND = re.compile(r'platform\s+tag:\s+"manylinux_(\d+)_(\d+)_(\w+)"')
-"""What auditwheel finds; the name of the file, which it repeats, has a tag, too."""
+"""The tag that auditwheel finds. It also repeats the file name, which has a tag as well."""
 SETS = {
     "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"),
     "aarch64": ("portable", "neon", "dotprod", "bf16"),
 }
-"""The instruction sets of each architecture, as native/choice.py has them."""
+"""The instruction sets of each architecture, as in native/choice.py."""
 DETECTED = {
     "x86_64": ((1, "avx2"), (3, "avx512bw"), (4, "avx512_vnni"), (5, "avx512_bf16")),
     "aarch64": ((1, "asimd"), (2, "asimddp")),
 }
-"""The number of a set, and the kernel's name for what it needs."""
+"""The number of each set, and the kernel's name of the CPU feature that it needs."""
 MOST_BYTES = 30_000_000
 
 
 class Failed(Exception):
-    """A step that failed, in words."""
+    """A step failed; the message says why."""
 
 
 def call(*command: str | Path, **environment: str) -> str:
@@ -96,7 +96,7 @@ def build_wheel(python: Path, source: Path, arch: str, out: Path, date: str) -> 
         compiler = Path(work, "c++")
         glibc = ".".join(map(str, GLIBC))
         target = f"-target {arch}-linux-gnu.{glibc}" + (" -mcpu=x86_64" * (arch == "x86_64"))
-        # Paths of the build must not reach the libraries.
+        # The libraries must not contain build paths.
         compiler.write_text(
             f'#!/bin/sh\nexec "{python}" -m ziglang c++ {target} '
             f'-ffile-prefix-map={source}=. "$@"\n'
@@ -117,7 +117,7 @@ def build_wheel(python: Path, source: Path, arch: str, out: Path, date: str) -> 
 
 
 def check(python: Path, wheel: Path, arch: str) -> None:
-    """Raise Failed where a wheel lacks a set, is too large or does not run where its tag says."""
+    """Raise Failed if a wheel lacks a set, is too large, or does not match its tag."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     found = {m[1] for name in names if (m := re.search(r"/native/outrider_(\w+)\.so$", name))}
@@ -131,12 +131,12 @@ def check(python: Path, wheel: Path, arch: str) -> None:
     said = call(python, "-m", "auditwheel", "show", wheel)
     fit = FOUND.search(said)
     if fit is None or fit[3] != arch or (int(fit[1]), int(fit[2])) > GLIBC:
-        raise Failed(f"auditwheel does not find {wheel.name} fit for its tag:\n{said}")
+        raise Failed(f"auditwheel reports that {wheel.name} does not match its tag:\n{said}")
     print(f"{wheel.name}: {size / 1e6:.1f} MB, {len(found)} instruction sets")
 
 
 def check_detection(wheel: Path) -> None:
-    """Raise Failed where a wheel's libraries do not see what this CPU has."""
+    """Raise Failed if a wheel's libraries do not detect the features of this CPU."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         file = archive.extract("outrider/native/outrider_portable.so", folder)
         sets = ctypes.CDLL(file).outrider_cpu()
@@ -176,7 +176,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as other:
                 for first, again in zip(files, build(archs, Path(other)), strict=True):
                     if digest(first) != digest(again):
-                        raise Failed(f"{first.name} has other bytes when it is built again.")
+                        raise Failed(f"{first.name} has different bytes in the second build.")
             print("the second build has the same bytes")
     except Failed as error:
         sys.exit(f"wheels: {error}")

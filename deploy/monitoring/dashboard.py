@@ -73,34 +73,34 @@ def percentiles(title: str, name: str, text: str) -> Plot:
 SPECULATION = (
     Plot(
         "Acceptance", "percentunit",
-        "Accepted / drafted tokens. A tree counts the depths that it reaches, not its nodes.",
+        "Accepted tokens / drafted tokens. A draft tree counts by its depth, not by its nodes.",
         ((f"{rate(ACCEPTED)} / {rate(DRAFTED)}", "{{instance}}"),),
     ),
     Plot(
         "Acceptance by position", "percentunit",
-        "Share of drafts that are accepted up to a position, from 0.",
+        "Share of drafts that are accepted up to each position. Positions start at 0.",
         ((f"{rate('vllm:spec_decode_num_accepted_tokens_per_pos_total', 'position')} "
           f"/ on () group_left () sum(rate({DRAFTS}{{{ON}}}{RANGE}))", "position {{position}}"),),
     ),
     Plot(
         "Acceptance length", "none",
-        "1 + accepted / drafts: tokens of a step that verifies a draft.",
+        "1 + accepted tokens / drafts: the mean number of tokens per step that verifies a draft.",
         ((f"1 + {rate(ACCEPTED)} / {rate(DRAFTS)}", "{{instance}}"),),
     ),
     Plot(
-        "Drafted and accepted tokens a second", "none", "",
+        "Drafted and accepted tokens per second", "none", "",
         ((rate(DRAFTED), "drafted {{instance}}"), (rate(ACCEPTED), "accepted {{instance}}")),
     ),
     Plot(
         "Draft length K", "none",
-        "In use: the longest draft that Outrider allows now. Mean: drafted / drafts.",
+        "In use: the longest draft that Outrider currently allows. Mean: drafted tokens / drafts.",
         ((gauge("outrider_draft_length"), "in use {{instance}}"),
          (f"{rate(DRAFTED)} / {rate(DRAFTS)}", "mean {{instance}}")),
     ),
     Plot(
-        "Why K is what it is", "none",
-        "Outrider only. A reason is shown while nothing is drafted; else drafts, and the depth "
-        "that the engine chose by method.",
+        "Reasons for K", "none",
+        "Outrider only. If nothing is drafted, this shows the reason. Otherwise it shows `drafts`, "
+        "and the draft depth that the engine chose for each method.",
         ((f"{gauge('outrider_speculation_off', 'instance, reason')} or label_replace("
           f'{gauge("outrider_draft_length")} > bool 0, "reason", "drafts", "", "") == 1',
           "{{reason}} {{instance}}"),
@@ -109,35 +109,37 @@ SPECULATION = (
     ),
     Plot(
         "Speedup", "none",
-        "Outrider's own, by drafter: emitted tokens times a plain step's time, over the time taken."
-        " An exporter's: time of an output token of a standby or a baseline, over the engine's.",
+        "Outrider, by drafter: emitted tokens times the time of a plain step, divided by the time "
+        "taken. Exporter: time per output token of a standby or baseline, divided by that of the "
+        "engine.",
         ((f"outrider_speedup{{{ON}}}", "{{drafter}} {{instance}}"),
          ('outrider_observed_speedup{model_name=~"$model"}', "against {{against}} {{instance}}")),
     ),
 )  # fmt: skip
 LATENCY = (
-    percentiles("TTFT", "time_to_first_token", "Time to the first token."),
+    percentiles("TTFT", "time_to_first_token", "Time to first token."),
     percentiles(
         "ITL", "inter_token_latency",
-        "Time between two outputs; one may carry several tokens.",
+        "Time between two outputs. One output may contain several tokens.",
     ),
-    percentiles("E2E", "e2e_request_latency", "From arrival to end."),
+    percentiles("E2E", "e2e_request_latency", "Time from the arrival of a request to its end."),
     Plot(
         "Goodput and throughput", "none",
-        "Requests a second that kept the server's SLO (Outrider only); output tokens a second.",
+        "Requests per second that met the server's SLO (Outrider only), and output tokens per "
+        "second.",
         ((rate("outrider_good_requests_total"), "good requests/s {{instance}}"),
          (rate("vllm:generation_tokens_total"), "tokens/s {{instance}}")),
     ),
     Plot(
-        "Failed requests a second", "none", "By status, 4xx too (Outrider only).",
+        "Failed requests per second", "none", "By status code, including 4xx (Outrider only).",
         ((rate("outrider_request_errors_total", "instance, code"), "{{code}} {{instance}}"),),
     ),
     Plot(
         "Cost", "currencyUSD",
-        "Dollars for a million output tokens: the price of an hour, of all instances shown "
-        "together, over what they write.",
+        "Dollars per million output tokens: the hourly price of all shown instances together, "
+        "divided by the tokens that they generate in an hour.",
         ((f"$price / 3600 * 1e6 / sum(rate(vllm:generation_tokens_total{{{ON}}}{RANGE}))",
-          "a million tokens"),),
+          "per million tokens"),),
     ),
 )  # fmt: skip
 LOAD = (
@@ -147,24 +149,24 @@ LOAD = (
          (gauge("vllm:num_requests_waiting"), "waiting {{instance}}")),
     ),
     Plot(
-        "KV cache", "percentunit", "Share of its pages in use.",
+        "KV cache", "percentunit", "Share of cache pages in use.",
         ((f"max by (instance) (vllm:kv_cache_usage_perc{{{ON}}})", "{{instance}}"),),
     ),
-    Plot("Preemptions a second", "none", "",
+    Plot("Preemptions per second", "none", "",
          ((rate("vllm:num_preemptions_total"), "{{instance}}"),)),
     Plot(
         "GPU utilisation", "percentunit",
-        "Share of the time with a kernel: of dcgm-exporter, or of outrider ops alerts exporter.",
+        "Share of time with a running kernel, from dcgm-exporter or outrider ops alerts exporter.",
         (("DCGM_FI_DEV_GPU_UTIL / 100", "GPU {{gpu}} {{instance}}"),
          ("outrider_observed_gpu_utilisation", "GPU {{gpu}} {{instance}}")),
     ),
     Plot(
-        "GPU memory", "bytes", "Taken, the engine's preallocated share included.",
+        "GPU memory", "bytes", "Memory in use, including the engine's preallocated share.",
         (("DCGM_FI_DEV_FB_USED * 1048576", "GPU {{gpu}} {{instance}}"),
          ("outrider_observed_gpu_memory_used_bytes", "GPU {{gpu}} {{instance}}")),
     ),
     Plot(
-        "Rollback", "none", "The state of outrider ops guard, and whether its standby is warm.",
+        "Rollback", "none", "State of outrider ops guard, and whether its standby is warm.",
         (("outrider_guard_state == 1", "{{state}}"),
          ("outrider_guard_standby_warm", "standby warm"),
          (f"sum by (action, signal) (increase(outrider_guard_actions_total{RANGE}))",
@@ -206,7 +208,7 @@ def dashboard() -> Dashboard:
     served = "vllm:generation_tokens_total"
     found = (
         Dashboard("Speculative decoding: Outrider and vLLM").uid("outrider-speculation")
-        .description("docs/monitoring.md explains its figures and alerts.")
+        .description("docs/monitoring.md explains the figures and alerts.")
         .tags(["llm", "speculative-decoding"]).timezone(TimeZoneBrowser).editable()
         .refresh("30s").time("now-1h", "now")
         .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
@@ -218,7 +220,7 @@ def dashboard() -> Dashboard:
             choice("model", "Model", f'label_values({served}{{job=~"$job"}}, model_name)')
         )
         .with_variable(
-            TextBoxVariable("price").label("Dollars an hour").default_value("1")
+            TextBoxVariable("price").label("Dollars per hour").default_value("1")
             .current(VariableOption(text="1", value="1"))
         )
     )  # fmt: skip

@@ -144,7 +144,7 @@ def test_the_commands_go_together(tiny_llama: Path, tmp_path: Path) -> None:
         (("quantize", "{model}", "{new}", "--quantization", "int3"), "quantization is 'int3'"),
         (("quantize", "{new}", "{new}2", "--quantization", "int4"), "is not a folder"),
         (("bench", "quality", "{model}", "--quantization", "fp8"), "quantization is 'fp8'"),
-        (("bench", "--dtype", "float32", "quality", "{model}"), "--dtype stands before quality"),
+        (("bench", "--dtype", "float32", "quality", "{model}"), "--dtype comes before quality"),
         (("generate", "a", "--model", "{model}", "--quantization", "q4"), "quantization is 'q4'"),
         (
             ("generate", "a", "--model", "{model}", "--drafter-quantization", "x"),
@@ -180,4 +180,4 @@ def test_a_drafter_follows_nothing(tmp_path: Path) -> None:
 def test_options_of_bench_before_its_sub_command_are_refused() -> None:
     done = CliRunner().invoke(app, ["bench", "--rounds", "9", "quality"])
     assert done.exit_code == 2
-    assert "--rounds stands before quality" in done.stderr
+    assert "--rounds comes before quality" in done.stderr

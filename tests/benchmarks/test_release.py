@@ -103,7 +103,7 @@ def test_nothing_drafted_has_no_acceptance() -> None:
         (("--out", "/no/such/folder/p.json"), "whose folder is not there; make it"),
         (("--out", "p.txt"), "give a file that ends in .json"),
         (("--requests", "0"), "--requests has a number below 1"),
-        (("--requests", "a"), "--requests is 'a'; give numbers with commas"),
+        (("--requests", "a"), "--requests is 'a'; give comma-separated numbers"),
         (("--temperatures", "-1"), "--temperatures one below 0"),
         (("--models", "/no/such/model"), "/no/such/model"),
     ],

@@ -312,7 +312,7 @@ def test_the_command_takes_a_recipe_of_what_it_writes(
     for folder, recipe, sentence in (
         (out, "Q8_0", "already exists; give a new file"),
         (tmp_path / "b.gguf", "int4", r"quantization is 'int4'; a .gguf file takes one of F16"),
-        (tmp_path / "c", "Q4_0", "quantization Q4_0 is one of .gguf files"),
+        (tmp_path / "c", "Q4_0", "quantization Q4_0 is for .gguf files"),
     ):
         done = outrider("quantize", str(source), str(folder), "--quantization", recipe)
         assert done.exit_code == 2

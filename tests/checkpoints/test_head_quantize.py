@@ -162,7 +162,7 @@ def test_training_and_export_go_on_with_whole_matrices(
     [
         ("again", "int8", "quantised already"),
         ("new", "int8-a8", "leave -a8 out"),
-        ("new.gguf", "Q8_0", "is the head of a drafter, which is not written as a .gguf file"),
+        ("new.gguf", "Q8_0", "is a drafter's head, which cannot be written as a .gguf file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -90,7 +90,7 @@ def test_acceptance_and_costs_are_measured_on_a_sample(
         (("ops", "advise", "llama-3.1-8b", "--price", "-1"), "price is -1"),
         (("ops", "advise", "llama-3.1-8b", "--concurrency", "many"), "--concurrency is 'many'"),
         (("ops", "advise", "llama-3.1-8b", "--tasks", "code=x"), "--tasks is 'code=x'"),
-        (("ops", "advise", "llama-3.1-8b", "--plot", "x.svg"), "without --hardware or --profile"),
+        (("ops", "advise", "llama-3.1-8b", "--plot", "x.svg"), "--plot needs --hardware"),
         (("ops", "roi", "--devices", "4", "--price", "4"), "one of --speedup and --advice"),
         (("ops", "roi", "--devices", "4", "--price", "4", "--speedup", "a"), "--speedup is 'a'"),
         (("ops", "roi", "--devices", "4", "--price", "-4", "--speedup", "2"), "price is -4"),

@@ -73,7 +73,7 @@ def test_common_options_come_first_and_few_commands_stand_at_the_top() -> None:
 @pytest.mark.parametrize(("old", "name"), [("guard", "guard"), ("observe", "alerts")])
 def test_old_commands_work_with_a_hint(old: str, name: str) -> None:
     was, now = (outrider(*words, "--help") for words in ([old], ["ops", name]))
-    hint = f"hint: outrider {old} is outrider ops {name} now.\n"
+    hint = f"hint: outrider {old} is now outrider ops {name}.\n"
     assert (was.exit_code, was.stderr) == (now.exit_code, hint + now.stderr)
     assert was.stdout.split("\n", 1)[1] == now.stdout.split("\n", 1)[1]
 

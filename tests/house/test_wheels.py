@@ -60,7 +60,7 @@ def test_a_wheel_runs_where_its_tag_says(tmp_path: Path, python: Path) -> None:
     wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
     for found in ("manylinux_2_29_x86_64", "manylinux_2_28_aarch64", "linux_x86_64"):
         says(python, found)
-        with pytest.raises(wheels.Failed, match="auditwheel does not find"):
+        with pytest.raises(wheels.Failed, match="auditwheel reports that"):
             wheels.check(python, wheel(tmp_path, ISAS), "x86_64")
 
 

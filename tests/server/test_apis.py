@@ -467,7 +467,7 @@ def run_until(
 def test_a_response_that_runs_is_cancelled(templated: Scripted) -> None:
     def then(service: Service, call: Responses) -> None:
         assert service.responses.get(call.id, None).answer["status"] == "in_progress"
-        with pytest.raises(Refusal, match="in progress; go on behind one that ended"):
+        with pytest.raises(Refusal, match="in progress; continue from one that has ended"):
             ended_messages(service.responses, call.id, None)
         assert cancelled(service, call.id, None)["status"] == "cancelled"
 
@@ -495,7 +495,7 @@ def test_one_that_runs_is_kept_however_many_end_meanwhile(templated: Scripted) -
         call, _ = run_until(client, 5, then)
         path = f"/v1/responses/{call.id}"
         assert client.get(path).json()["status"] == "cancelled"
-        assert "not streamed again" in client.get(path, params={"stream": "true"}).text
+        assert "cannot be streamed again" in client.get(path, params={"stream": "true"}).text
 
 
 def test_a_client_that_leaves_cancels_its_response(templated: Scripted) -> None:
@@ -505,7 +505,7 @@ def test_a_client_that_leaves_cancels_its_response(templated: Scripted) -> None:
         assert client.get(path).json()["status"] == "cancelled"
         assert client.post(f"{path}/cancel").status_code == 400
         more = {"input": "x", "previous_response_id": call.id}
-        assert "go on behind one" in client.post("/v1/responses", json=more).text
+        assert "continue from one" in client.post("/v1/responses", json=more).text
 
 
 def test_a_response_that_is_deleted_while_it_runs_stays_so(templated: Scripted) -> None:
@@ -690,7 +690,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"messages": HI, "max_tokens": 2**31}, "max_tokens is 2147483648"),
     ("messages", {"messages": HI, "max_tokens": 5, "thinking": {"type": "enabled",
                                                                 "budget_tokens": 9}},
-     "thinking.budget_tokens: this model's thoughts cannot be bounded"),
+     "thinking.budget_tokens: this model's thinking cannot be limited"),
     ("messages", {"messages": HI, "max_tokens": 5, "model": "nope"}, "no model 'nope'"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5},
      "has a block of type 'text' without its text; give that."),

@@ -140,8 +140,8 @@ def test_whatever_cannot_be_read_is_a_sentence(strict: Served) -> None:
         "lone surrogates": b'{"prompt":"\\ud800"}',
         "too many digits": b'{"prompt":"a","seed":' + b"9" * 5000 + b"}",
         "nests too deeply": b'{"x":' + b"[" * 500 + b"]" * 500 + b',"prompt":"a"}',
-        "no JSON object": b"[1]",
-        "no JSON: expected": b'{"prompt":"a","temperature":NaN}',
+        "not a JSON object": b"[1]",
+        "not JSON: expected": b'{"prompt":"a","temperature":NaN}',
         "trailing": b'{"prompt":"a"} {}',
     }
     with httpx.Client() as client:
@@ -221,7 +221,7 @@ def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
 def test_a_queue_counts_what_enters_at_once() -> None:
     queue = Queue(4, 100)
     first = queue.enter(9)  # the queue is not full, so that it takes a whole call
-    with pytest.raises(Refusal, match="9 sequences wait already, and the queue holds 4"):
+    with pytest.raises(Refusal, match="9 sequences are already waiting, and the limit is 4"):
         queue.enter(1)
     first.give_back(7, 0)
     second = queue.enter(2)

@@ -431,7 +431,7 @@ def test_idle_connections_make_room_and_busy_ones_keep_it() -> None:
                 writer.write(REQUEST.replace(b"/ ", b"/stream ", 1))
                 await reader.readexactly(100)
             assert await asyncio.wait_for(idle[0][0].read(), PATIENCE) == b""
-            assert "many connections" in refused(await asked(connect, REQUEST), 503)
+            assert "connection limit" in refused(await asked(connect, REQUEST), 503)
             reader, writer = await connect()
             writer.write(REQUEST.replace(b"/ ", b"/health ", 1))
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")

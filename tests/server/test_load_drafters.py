@@ -212,7 +212,7 @@ def test_load_goes_alone(loading: Served) -> None:
     for more in ({"enabled": True}, {"num_speculative_tokens": None}, {"drafter": "suffix"}):
         answer = load(loading, "small", **more)
         assert answer.status_code == 400
-        assert "load goes alone" in answer.json()["error"]["message"]
+        assert "load cannot be combined" in answer.json()["error"]["message"]
 
 
 def test_off_unless_a_folder_is_named(server: Served, tiny_llama: Path, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_off_unless_a_folder_is_named(server: Served, tiny_llama: Path, tmp_path
     assert read_folder({"load_drafters": None}, "load_drafters") is None
     (tmp_path / "link").symlink_to(tiny_llama)
     assert read_folder({"load_drafters": str(tmp_path / "link")}, "load_drafters") == tiny_llama
-    with pytest.raises(ConfigError, match="is no folder; make it"):
+    with pytest.raises(ConfigError, match="is not a folder; create it"):
         read_folder({"load_drafters": str(tmp_path / "none")}, "load_drafters")
 
 

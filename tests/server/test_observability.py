@@ -217,7 +217,7 @@ def test_every_line_is_json_and_short(server: Served) -> None:
     assert httpx.get(f"{server.url}/{'x' * 60_000}").status_code == 404
     httpx.post(f"{server.url}/v1/completions", headers={"X-Request-Id": "last"})
     assert logged(server, request_id="last")["status"] == 400
-    assert logged(server, error="this is no HTTP/1.1: Invalid method encountered.")
+    assert logged(server, error="this is not HTTP/1.1: Invalid method encountered.")
     assert any("listening on" in json.loads(line)["message"] for line in server.lines)
     assert max(map(len, server.lines)) < 2000
     for line in server.lines:

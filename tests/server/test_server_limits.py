@@ -245,5 +245,5 @@ def test_a_server_that_cannot_be_says_why(tiny_llama: Path, tmp_path: Path, lock
         taken = pool.submit(Served, tiny_llama, "--port", port)
         with pytest.raises(ConfigError, match=r"error: .*absent"):
             absent.result()
-        with pytest.raises(ConfigError, match="cannot be listened on"):
+        with pytest.raises(ConfigError, match="cannot listen on"):
             taken.result()

@@ -91,14 +91,14 @@ def test_no_option_takes_anything(option: Option, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("slo", "ttft=1.2.3s", "give it as in ttft"),
-        ("slo", "ttft=" + "9" * 5000 + "s", "give it as in ttft"),
+        ("slo", "ttft=1.2.3s", "give limits such as ttft"),
+        ("slo", "ttft=" + "9" * 5000 + "s", "give limits such as ttft"),
         ("allowed_hosts", "a b", "give names"),
         ("allowed_hosts", "http://a", "give names"),
-        ("otlp_traces_endpoint", "localhost", "otlp_traces_endpoint is 'localhost'; give it as in"),
-        ("otlp_traces_endpoint", "ftp://a", "give it as in"),
-        ("api_key", "a b", "other characters than ASCII"),
-        ("api_key", "\u00fc", "other characters than ASCII"),
+        ("otlp_traces_endpoint", "localhost", "is 'localhost'; give a URL such as"),
+        ("otlp_traces_endpoint", "ftp://a", "give a URL such as"),
+        ("api_key", "a b", "only ASCII letters"),
+        ("api_key", "\u00fc", "only ASCII letters"),
         ("api_key_file", "/", "cannot be read"),
         ("chat_template", "/", "cannot be read"),
         ("chat_template", "/nowhere", "cannot be read"),
@@ -167,7 +167,7 @@ def test_keys_and_slos(tmp_path: Path) -> None:
         read_keys("", None)
     assert read_slo("ttft=200ms,tpot=0.05s") == {"ttft": 0.2, "tpot": 0.05}
     assert read_slo(None) == {}
-    with pytest.raises(ConfigError, match="as in ttft=200ms"):
+    with pytest.raises(ConfigError, match="such as ttft=200ms"):
         read_slo("ttft=fast")
 
 

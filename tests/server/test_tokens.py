@@ -127,7 +127,7 @@ def test_each_conversation_of_a_batch_is_answered_as_alone(server: Served) -> No
         ({"messages": [[]]}, "messages"),
         ({"messages": [HI] * 129}, "messages"),
         ({"messages": [HI, [{"content": "x"}]]}, "conversation 1: messages[0] has no role"),
-        ({"stream": True}, "a batch is not streamed"),
+        ({"stream": True}, "a batch cannot be streamed"),
         ({"n": 2}, "n is 2"),
         ({"temperature": -1}, "temperature is -1"),
         ({"allowed_token_ids": [1] * 30000, "messages": [HI] * 50}, "repeat"),

@@ -338,7 +338,7 @@ def test_equal_forms_may_stand_side_by_side(model: Any) -> None:
         other = SAME[i - 1][0]
         for one in forms:
             if one.keys() != other.keys():
-                with pytest.raises(Refusal, match="ask for forms that differ; give one of them"):
+                with pytest.raises(Refusal, match="set different output formats; give one of them"):
                     model.model_validate(body | one | other).form()
     for nothing in (
         {"grammar": "", "ebnf": "", "regex": ""},

@@ -49,7 +49,7 @@ def sampled(
 
     prompts = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not prompts:
-        raise ConfigError(f"--prompts {file} has no prompts: one a line is expected.")
+        raise ConfigError(f"--prompts {file} has no prompts; give one per line.")
     if drafter is None:
         raise ConfigError("--prompts measures one drafter's acceptance; name it with --drafter.")
     k = max(k, 2)  # one token alone does not tell a pass from a call
@@ -150,7 +150,7 @@ def advise(
     advice = judge(Situation(model, **own))
     if flags.plot is not None:
         if not advice.sensitivity:
-            raise ConfigError("nothing can be drawn without --hardware or --profile.")
+            raise ConfigError("--plot needs --hardware or --profile.")
         Path(flags.plot).write_text(advice_plot(advice), encoding="utf-8")
     whole, short = advice_markdown(advice), advice_summary(advice)
     deliver(advice.to_json(), whole, flags.json_, flags.out, whole if flags.full else short)

@@ -29,7 +29,7 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
     amount = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
     if not LEAST <= amount <= MOST:
-        raise typer.BadParameter(f"{text!r} is no time from 100ms to 1h; give one like 10s.")
+        raise typer.BadParameter(f"{text!r} is not a time from 100ms to 1h; give one such as 10s.")
     return amount
 
 
@@ -77,8 +77,8 @@ def exporter(
             server, thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            where = f"--host {host} --port {port} cannot be listened on"
-            raise ConfigError(f"{where}: {why}; choose others.") from None
+            where = f"--host {host} --port {port}"
+            raise ConfigError(f"cannot listen on {where}: {why}; choose others.") from None
         try:
             say(f"metrics at http://{host}:{server.server_port}/metrics")
             for watcher in filter(None, (watched, other)):
@@ -110,9 +110,10 @@ def rules(
         limits = thresholds(others)
         typer.echo(
             f"OutriderAcceptanceBelowBreakEven warns below {even:.3g}, as advised. "
-            f"OutriderAcceptanceLow stays beside it: {limits['acceptance_warning']:g} and "
-            f"{limits['acceptance_critical']:g} where no speedup of 1 or more is known; --set "
-            "acceptance_warning=... and acceptance_critical=... move them.",
+            f"OutriderAcceptanceLow still fires below {limits['acceptance_warning']:g} and "
+            f"{limits['acceptance_critical']:g} unless the speedup is known to be 1 or more; "
+            "change these thresholds with --set acceptance_warning=... and --set "
+            "acceptance_critical=...",
             err=True,
         )
 

@@ -85,7 +85,7 @@ def explain(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
     """Print the beliefs at the end of each run of a benchmark that has some."""
     cells = [run for run in runs if run["controller"] is not None]
     if not cells:
-        console.print("no drafter left its choices to the engine; --drafter auto does.")
+        console.print("no drafter left the choices to the engine; --drafter auto does.")
         return
     console.print(f"\n{CELLS}", style="dim")
     for run in cells:

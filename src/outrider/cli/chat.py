@@ -85,7 +85,7 @@ class Session:
             return True
         try:
             if has_lone_surrogates(line):
-                raise RequestError("what was typed is no UTF-8.")
+                raise RequestError("the input is not UTF-8.")
             if line.startswith("/"):
                 return self.command(line)
             self.messages.append({"role": "user", "content": line})

@@ -99,7 +99,7 @@ class Commands(PanelGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args[0] in MOVED and args[0] not in self.commands:
             now = MOVED[args[0]]
-            hint(f"outrider {args[0]} is outrider ops {now} now.")
+            hint(f"outrider {args[0]} is now outrider ops {now}.")
             args = ["ops", now, *args[1:]]
         return super().resolve_command(ctx, args)
 

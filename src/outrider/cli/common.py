@@ -107,7 +107,7 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
     try:
         return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        said = f"{option} is {text!r}; give numbers with commas between."
+        said = f"{option} is {text!r}; give comma-separated numbers."
         raise typer.BadParameter(said) from None
 
 
@@ -117,7 +117,7 @@ def shapes(text: str) -> list[tuple[int, int]]:
     for part in text.split(","):
         nodes, _, depth = part.partition(":")
         if not (nodes.isdecimal() and depth.isdecimal() and 0 < int(depth) < int(nodes)):
-            raise ConfigError(f"--trees has {part!r}; give NODES:DEPTH, more nodes than depth.")
+            raise ConfigError(f"--trees has {part!r}; give NODES:DEPTH with more nodes than depth.")
         trees.append((int(nodes), int(depth)))
     return trees
 

@@ -65,14 +65,14 @@ def quantize(
             recipe, folder = parse(quantization), find_folder(model)
             if read_head(folder) is not None:
                 raise ConfigError(
-                    f"{model} is the head of a drafter, which is not written as a .gguf file; give "
+                    f"{model} is a drafter's head, which cannot be written as a .gguf file; give "
                     "the name of a folder, and int8 or int4."
                 )
             bits = export_gguf(folder, out, recipe)
         elif quantization.upper() in RECIPES:
             raise ConfigError(
-                f"quantization {quantization} is one of .gguf files, and {out} would be a folder; "
-                "end its name in .gguf, or give int4 or int8."
+                f"quantization {quantization} is for .gguf files, but {out} names a folder; end "
+                "its name in .gguf, or give int4 or int8."
             )
         else:
             parsed, folder = Recipe.parse(quantization), find_folder(model)

@@ -152,7 +152,7 @@ def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool
     if advice is None:
         return read_advice(text, str(spec)), False
     if not own:
-        raise ConfigError(f"{spec} is an advice, and --advice names another; give one.")
+        raise ConfigError(f"{spec} is an advice, and --advice names another; give only one.")
     return load_advice(advice), True
 
 

@@ -78,7 +78,9 @@ def diagnose(
         seen = look(source, plain, before, pairs(fact or [], "--fact"), api_key, seconds)
     if save is not None:
         if len(seen) > 1:
-            raise ConfigError("--save keeps one server; a report of several runs is a file itself.")
+            raise ConfigError(
+                "--save is for one server; a report of several runs is already a file."
+            )
         write_json(seen[0].saved(), save)
     problems = [each for run in seen for each in judge(run.facts, limits, run.where)]
     report = {

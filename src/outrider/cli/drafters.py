@@ -191,7 +191,7 @@ def check(
     tokenizer it says which tokens are shared and what is lost to the others, on bundled texts.
     """
     if target is not None:
-        hint("outrider drafters check MODEL --drafter PATH is the order now.")
+        hint("the order is now outrider drafters check MODEL --drafter PATH.")
         model, drafter = target, model
     if drafter is None:
         raise typer.BadParameter("give the drafter to check as --drafter PATH.")

@@ -82,12 +82,12 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
         lines.append(f"STALE    the last evaluation was {age:.0f} s ago; is the guard running?")
     if seen["forced"]:
         lines.append(
-            f"forced   {_line(seen['forced'])}; outrider ops guard release lets the rules hold"
+            f"forced   {_line(seen['forced'])}; outrider ops guard release lets the rules decide"
         )
     if seen["dry_run"]:
         lines.append("dry run  nothing is changed")
     if not seen["runtime_switch"]:
-        lines.append("switch   this engine has none at run time: weak drafting goes to the standby")
+        lines.append("switch   this engine has none, so weak drafting moves traffic to the standby")
     reasons, alerts = sorted(seen["reasons"].items()), sorted(seen["alerts"].items())
     lines += [_reason(_line(name), _line(text)) for name, text in reasons]
     lines += [f"ALERT    {_line(name)}: {_line(text)}" for name, text in alerts]
@@ -141,7 +141,7 @@ def force(
 ) -> None:
     """Hold the guard in one state, until release; it obeys at its next evaluation."""
     if mode not in FORCIBLE:
-        raise typer.BadParameter(f"mode is {mode!r}; known are {', '.join(FORCIBLE)}.")
+        raise typer.BadParameter(f"mode is {mode!r}; known modes are {', '.join(FORCIBLE)}.")
     _leave(policy, mode)
 
 
@@ -160,4 +160,4 @@ def _leave(policy: Path, mode: str | None) -> None:
     except ConfigError:
         seen = None
     if seen is None or _stale(seen, chosen.interval):
-        typer.echo("warning: no guard runs now; it will be obeyed when one starts.", err=True)
+        typer.echo("warning: no guard is running; this takes effect when one starts.", err=True)

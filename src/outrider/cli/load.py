@@ -125,7 +125,9 @@ def shapes(
         value, _, kind = ramp.partition(":")
         (number,) = numbers(value, float, "--ramp")
         if kind not in ("", "linear", EXPONENTIAL):
-            raise typer.BadParameter(f"--ramp {ramp!r}: give a number, then :exponential or not.")
+            raise typer.BadParameter(
+                f"--ramp {ramp!r}: give a number, optionally followed by :exponential."
+            )
         end, exponential, seconds = number, kind == EXPONENTIAL, number
     loads: list[Any] = []
     if concurrency:
@@ -145,7 +147,7 @@ def extra(text: str | None) -> dict[str, Any]:
 
     fields = parse_json(text or "{}", "--extra-body")
     if not isinstance(fields, dict):
-        raise typer.BadParameter('--extra-body is no object; write {"top_p": 0.9}.')
+        raise typer.BadParameter('--extra-body is not an object; write {"top_p": 0.9}.')
     return fields
 
 

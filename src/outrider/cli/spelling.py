@@ -55,7 +55,7 @@ def _today(command: Any, args: list[str]) -> list[str]:
         name, equals, value = part[0].partition("=")
         now = RENAMED.get(name, name)
         if now != name and name not in own and now in own | {"--model"}:
-            hint(f"{name} is {now} now.")
+            hint(f"{name} is now {now}.")
             name, part[0] = now, f"{now}{equals}{value}"
         if name != "--model" or not moved:
             parts.append(part)
@@ -83,7 +83,7 @@ def _replace_file_of_json(parts: list[list[str]], num_spare: int) -> None:
         file = file if equals else behind[0]
         named = name == "--json" and (file == "-" or file.endswith(".json"))
         if named and (equals or num_spare > 0):
-            hint("--json is a switch now; --out FILE writes the report.")
+            hint("--json is now a switch; --out FILE writes the report.")
             parts[i : i + 1 + (not equals)] = [["--json"] if file == "-" else ["--out", file]]
             return
 
@@ -127,7 +127,7 @@ class PanelGroup(TyperGroup):
         words = (part[0] for part in _parted(rest, _valued(default)))
         first = next((word for word in words if not word.startswith("-")), None)
         if first in command.commands and first != command.default:
-            raise typer.BadParameter(f"{rest[0]} stands before {first}; put it behind.")
+            raise typer.BadParameter(f"{rest[0]} comes before {first}; put it after {first}.")
         return name, default, rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

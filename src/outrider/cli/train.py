@@ -401,7 +401,7 @@ def export(
 
         own = read_head(head)
         if own is None:
-            raise ConfigError(f"{head} is no head; give one that outrider train wrote.")
+            raise ConfigError(f"{head} is not a head; give one that outrider train wrote.")
         opened = None
         if needs_target(own, layout):
             opened = open_checkpoint(find_folder(target) if target else verifier_of(own))

@@ -238,8 +238,8 @@ def verify(
     if flags.endpoint is not None:
         of_pairs = {**given, "prompts": flags.prompts, "fault": flags.fault}
         for name in (name for name, value in of_pairs.items() if value is not None):
-            said = f"--{name.replace('_', '-')} is of the audit of a pair"
-            raise typer.BadParameter(f"{said}; leave it out beside --endpoint.")
+            said = f"--{name.replace('_', '-')} is for the audit of a pair"
+            raise typer.BadParameter(f"{said}; leave it out with --endpoint.")
         answers = flags.samples or (MANY if flags.thorough else SAMPLES)
         laws = [] if flags.laws is None else [name.strip() for name in flags.laws.split(",")]
         audit_endpoint(

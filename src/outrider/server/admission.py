@@ -27,7 +27,7 @@ class Queue:
         """Return a lease for ``sequences``, which now wait. Raises Refusal: 429."""
         if self.sequences >= self.most_sequences:
             raise Refusal(
-                f"{self.sequences} sequences wait already, and the queue holds "
+                f"{self.sequences} sequences are already waiting, and the limit is "
                 f"{self.most_sequences}; try again later.", status=429, code="queue_full",
             )  # fmt: skip
         return Lease(self, sequences)
@@ -46,7 +46,7 @@ class Lease:
         queue = self._queue
         if queue.tokens >= queue.most_tokens:
             raise Refusal(
-                f"requests of {queue.tokens} prompt tokens wait already, and the "
+                f"requests with {queue.tokens} prompt tokens are already waiting, and the "
                 f"limit is {queue.most_tokens}; try again later.", status=429, code="queue_full",
             )  # fmt: skip
         self._take(0, tokens)

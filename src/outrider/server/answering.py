@@ -66,7 +66,7 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T:
         done, _ = await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        raise Refusal("the client went away.", status=GONE)
+        raise Refusal("the client disconnected.", status=GONE)
     finally:
         watcher.cancel()
         if not task.done():

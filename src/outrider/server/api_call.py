@@ -62,7 +62,8 @@ class ApiCall(ABC, Generic[Body]):
     def __init__(self, service: Service, body: Body, http: HttpRequest) -> None:
         if body.stream and body.prompt_logprobs is not None:
             raise Refusal(
-                "prompt_logprobs are not sent in a stream; leave out stream.", "prompt_logprobs"
+                "prompt_logprobs are not available in a stream; leave out stream.",
+                "prompt_logprobs",
             )
         service.check_model(body.model)
         self.service = service
@@ -175,8 +176,8 @@ class ApiCall(ABC, Generic[Body]):
         size += sum(len(str(part)) for part in (body.form() or {}).values())
         if prompts > 1 and prompts * size > MOST_REPEATED:
             raise Refusal(
-                f"the options have {size} bytes, which {prompts} prompts repeat; at most "
-                f"{MOST_REPEATED} bytes are taken. Send fewer prompts in one call.", "prompt",
+                f"the options have {size} bytes, repeated for {prompts} prompts; the limit is "
+                f"{MOST_REPEATED} bytes in all. Send fewer prompts in one call.", "prompt",
             )  # fmt: skip
 
     async def _speculation(self) -> Speculation:

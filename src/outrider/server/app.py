@@ -224,7 +224,7 @@ def _others(app: FastAPI, service: Service) -> None:
     async def kept(id: str, http: Request) -> Response:
         """Return a response that is kept."""
         if http.query_params.get("stream", "false") != "false":
-            raise Refusal("a response that is kept is not streamed again; leave stream out.",
+            raise Refusal("a stored response cannot be streamed again; leave out stream.",
                           "stream")  # fmt: skip
         return JSONResponse(service.responses.get(id, http.state.key).answer)
 
@@ -370,7 +370,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
         """
         peer = http.client.host if http.client else None
         if not service.settings.api_keys and not from_this_machine(http.headers, peer):
-            raise Refusal("without API keys speculation is set from this machine only.", status=403)
+            raise Refusal("without API keys, only this machine may set speculation.", status=403)
         await (change if body.load is None else load)(service, body)
         return state(service)
 

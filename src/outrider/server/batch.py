@@ -31,9 +31,9 @@ class Batch:
 
     def __init__(self, service: Service, body: BatchRequest, http: HttpRequest) -> None:
         if body.stream:
-            raise Refusal("a batch is not streamed; leave stream out.", "stream")
+            raise Refusal("a batch cannot be streamed; leave out stream.", "stream")
         if body.n != 1:
-            raise Refusal(f"n is {body.n}; a batch has one answer a conversation.", "n")
+            raise Refusal(f"n is {body.n}; a batch has one answer per conversation.", "n")
         self.service, self.http = service, http
         chats = [body.model_copy(update={"messages": each}) for each in body.messages]
         self.calls = [Chat(service, chat, http) for chat in chats]

@@ -57,7 +57,7 @@ def parse(raw: bytes) -> Any:
     except ValueError as error:
         message = str(error)
         reason = next((text for word, text in REASONS.items() if word in message), message)
-        raise Refusal(f"the body is no JSON: {reason}.") from None
+        raise Refusal(f"the body is not JSON: {reason}.") from None
 
 
 def _check_size(raw: bytes) -> None:
@@ -83,7 +83,7 @@ def read(model: type[BodyModel], raw: bytes) -> BodyModel:
     """Return the fields of a body. Raises Refusal, RequestValidationError: it is wrong."""
     fields = parse(raw)
     if not isinstance(fields, dict):
-        raise Refusal("the body is no JSON object; send one.")
+        raise Refusal("the body is not a JSON object; send one.")
     try:
         return model.model_validate(fields)
     except ValidationError as error:

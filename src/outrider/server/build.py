@@ -108,7 +108,7 @@ def read_text(file: Path, name: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{name}: {file} cannot be read ({reason}).") from None
 
 
@@ -121,7 +121,7 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
     if not keys and (listed is not None or file is not None):
         raise ConfigError("api_key or api_key_file is given, but has no key; drop it or give one.")
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise ConfigError("an API key has other characters than ASCII letters, digits and signs.")
+        raise ConfigError("an API key may have only ASCII letters, digits and signs.")
     return keys
 
 
@@ -132,7 +132,8 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
         host = bare(name)
         if host is None:
             raise ConfigError(
-                f"allowed_hosts has {shown(name)}; give names as in llm.example.com, or * for all."
+                f"allowed_hosts has {shown(name)}; give names such as llm.example.com, or * for "
+                "all."
             )
         hosts.append(host)
     return tuple(hosts)
@@ -151,8 +152,8 @@ def read_origins(listed: str | None) -> tuple[str, ...]:
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,?#]+", origin):
             raise ConfigError(
-                f"allowed_origins has {shown(origin)}; give origins as in https://app.example.com, "
-                "or * for all."
+                f"allowed_origins has {shown(origin)}; give origins such as "
+                "https://app.example.com, or * for all."
             )
     return origins
 
@@ -162,9 +163,9 @@ def read_root(path: str | None) -> str:
     if not path:
         return ""
     if not re.fullmatch(r"(/[\w.~-]+)+/?", path):
-        raise ConfigError(f"root_path is {shown(path)}; give a path as in /llm.")
+        raise ConfigError(f"root_path is {shown(path)}; give a path such as /llm.")
     if path.split("/")[1] in ALIASED:
-        raise ConfigError(f"root_path is {shown(path)}, as paths of the API begin; give another.")
+        raise ConfigError(f"root_path is {shown(path)}, but API paths begin with it; give another.")
     return path.rstrip("/")
 
 
@@ -173,7 +174,7 @@ def read_endpoint(url: str | None) -> str | None:
     if url is None or re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[^\s/:]+)(:\d{1,5})?(/\S*)?", url):
         return url
     raise ConfigError(
-        f"otlp_traces_endpoint is {shown(url)}; give it as in http://localhost:4318/v1/traces."
+        f"otlp_traces_endpoint is {shown(url)}; give a URL such as http://localhost:4318/v1/traces."
     )
 
 
@@ -198,7 +199,7 @@ def read_slo(text: str | None) -> dict[str, float]:
     for part in filter(None, (text or "").split(",")):
         match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)
         if match is None:
-            raise ConfigError(f"slo is {shown(text)}; give it as in ttft=200ms,tpot=50ms.")
+            raise ConfigError(f"slo is {shown(text)}; give limits such as ttft=200ms,tpot=50ms.")
         limits[match[1]] = float(match[2]) * SECONDS[match[3]]
     return limits
 
@@ -212,7 +213,7 @@ def read_folder(values: Mapping[str, Any], name: str) -> Path | None:
         return None
     folder = Path(values[name])
     if not folder.is_dir():
-        raise ConfigError(f"{name}: {folder} is no folder; make it, or give another.")
+        raise ConfigError(f"{name}: {folder} is not a folder; create it, or give another.")
     return folder.resolve()
 
 
@@ -240,7 +241,7 @@ def read_function(text: str, name: str) -> Callable[[Record], Record | None]:
             f"{name}: {shown(text)} cannot be imported ({short(why)}); give MODULE:FUNCTION."
         ) from None
     if not callable(found):
-        raise ConfigError(f"{name}: {shown(text)} is no function; give MODULE:FUNCTION.")
+        raise ConfigError(f"{name}: {shown(text)} is not a function; give MODULE:FUNCTION.")
     return found  # type: ignore[no-any-return]
 
 

@@ -22,7 +22,9 @@ class Completion(ApiCall[CompletionRequest]):
     async def prepare(self) -> None:
         body = self.body
         if body.best_of not in (None, body.n):
-            raise Refusal(f"best_of is {body.best_of}; give n samples and choose.", "best_of")
+            raise Refusal(
+                f"best_of is {body.best_of}; request n samples and choose one.", "best_of"
+            )
         if body.limit == 0 and not body.echo:
             raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
         more: dict[str, Any] = {"logprobs": body.logprobs}

@@ -21,7 +21,7 @@ from .record import of_messages
 from .service import Service
 from .tools import choice_of, constraint
 
-NOT_BOUNDED = "this model's thoughts cannot be bounded; leave it out."
+NOT_BOUNDED = "this model's thinking cannot be limited; leave it out."
 
 
 class CallNews(NamedTuple):
@@ -147,7 +147,7 @@ class Dialogue(ApiCall[ChatRequest]):
                 self.reader.how = "none"  # the form leaves no room for calls
             return own, own is None
         if own is not None:
-            raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
+            raise Refusal("tool_choice and an output format are mutually exclusive.", "tool_choice")
         return calls, self.choice.how == "auto"
 
     @property

@@ -194,8 +194,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
         messages = {
-            404: f"there is no {request.url.path} here; see /openapi.json for what there is.",
-            405: f"{request.method} is not for {request.url.path}; see /openapi.json.",
+            404: f"there is no path {request.url.path}; see /openapi.json for all paths.",
+            405: f"{request.method} is not allowed for {request.url.path}; see /openapi.json.",
         }
         message = messages.get(error.status_code, str(error.detail))
         refusal = Refusal(message, status=error.status_code)

@@ -35,7 +35,7 @@ SPARE = 32
 RESERVED_FILES = 128
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 1 << 24
-BUSY = "the server has as many connections as it takes; try again later."
+BUSY = "the server has reached its connection limit; try again later."
 
 
 class Halt(Exception):
@@ -179,7 +179,7 @@ class Bounded(HttpToolsProtocol):
             if self.deaf is None:
                 wrong = error.__context__  # of an error in a callback
                 known = wrong.args if isinstance(wrong, Halt) else ()
-                self.refuse(*(known or (400, f"this is no HTTP/1.1: {error}.")))
+                self.refuse(*(known or (400, f"this is not HTTP/1.1: {error}.")))
         else:
             self.check_size()
             if self.in_head and self.idle and not self.transport.is_closing():
@@ -237,7 +237,7 @@ class Bounded(HttpToolsProtocol):
         self.size += len(body)
         if self.pieces > MOST_PIECES + self.size // LEAST_PIECE:
             raise Halt(
-                400, f"the body comes in {self.pieces} pieces of a few bytes; send it whole."
+                400, f"the body comes in {self.pieces} pieces of a few bytes; send it in one piece."
             )
         super().on_body(body)
 
@@ -268,9 +268,9 @@ class Bounded(HttpToolsProtocol):
         if size > LARGEST_HEAD:
             raise Halt(431, f"the headers have more than {LARGEST_HEAD} bytes.")
         if version not in ("1.0", "1.1"):
-            raise Halt(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
+            raise Halt(400, f"HTTP/{version} is not supported; use HTTP/1.1.")
         if encodings and (version == "1.0" or [v.lower() for v in encodings] != [b"chunked"]):
-            raise Halt(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
+            raise Halt(400, "the only supported Transfer-Encoding is chunked, in HTTP/1.1.")
         if hosts > 1 or (version == "1.1" and not hosts):
             raise Halt(400, f"the request has {hosts} Host headers; send one.")
 
@@ -309,7 +309,7 @@ class Bounded(HttpToolsProtocol):
         """Parse a request again without its request for another protocol, as HTTP allows."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self.refuse(400, "this server is no proxy.")
+            self.refuse(400, "this server is not a proxy.")
             return
         fields = [(n, v) for n, v in self.headers if n not in (b"upgrade", b"http2-settings")]
         version = self.parser.get_http_version().encode()

@@ -211,7 +211,9 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
         guided = self.structured_outputs
         if guided is not None:
             if guided.json_object and guided.json_ is not None:
-                raise Refusal("json and json_object both ask for a form; give one of them.", FORM)
+                raise Refusal(
+                    "json and json_object both set an output format; give one of them.", FORM
+                )
             schema = {"type": "object"} if guided.json_object else guided.json_
             parts = zip(FORMS, (schema, guided.regex, guided.choice, guided.grammar), strict=True)
             own = {name: value for name, value in parts if value is not None}
@@ -240,13 +242,14 @@ class Generation(Wire, Sampled, Unsupported):  # type: ignore[misc]
         read = [_read(form) for form in forms.values()]
         if any(form != read[0] for form in read):
             raise Refusal(
-                f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
+                f"{' and '.join(forms)} set different output formats; give one of them.",
+                [*forms][-1],
             )
         before = {} if guided is None else guided.before()
         if not forms:
             if before and not {"after", "budget"} <= before.keys():
-                lacks = "a form that begins there" if "after" in before else "after"
-                raise Refusal(f"{' and '.join(before)} needs {lacks}; give that beside it.", FORM)
+                lacks = "an output format that begins there" if "after" in before else "after"
+                raise Refusal(f"{' and '.join(before)} needs {lacks}; give both.", FORM)
             return before or None
         form = next(iter(forms.values()))
         strict = shape.json_schema.strict if shape and shape.json_schema else None
@@ -315,7 +318,7 @@ class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
         if len(prompts) * self.n > MOST_SAMPLES:
             raise Refusal(
                 f"{len(prompts)} prompts with n of {self.n} are {len(prompts) * self.n} samples; "
-                f"a call may have {MOST_SAMPLES}.", "n",
+                f"a call may have at most {MOST_SAMPLES}.", "n",
             )  # fmt: skip
         return prompts
 
@@ -415,8 +418,8 @@ class Other(Wire):
             value, usual = extra[name], ChatRequest.model_fields[name].default
             if value is not None and value != usual:
                 raise Refusal(
-                    f"{name}: this path does not have it; send the call to /v1/chat/completions, "
-                    "or leave it out.", name,
+                    f"{name}: this path does not support it; send the call to "
+                    "/v1/chat/completions, or leave it out.", name,
                 )  # fmt: skip
         return {name: extra[name] for name in extra.keys() & taken}
 
@@ -435,7 +438,7 @@ def with_hints(passed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str,
     """Return the fields of a chat whose template gets ``hints``; its own options override them."""
     options = passed.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
-        raise Refusal("chat_template_kwargs is no object; give one.", "chat_template_kwargs")
+        raise Refusal("chat_template_kwargs is not an object; give one.", "chat_template_kwargs")
     return {**passed, "chat_template_kwargs": {**hints, **options}}
 
 

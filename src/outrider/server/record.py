@@ -146,8 +146,8 @@ class Recorder:
                 place = extract_tb(error.__traceback__)[-1]
                 where = f"{Path(place.filename).name}, line {place.lineno}"
                 logger.warning(
-                    "a record is left out: record_redact failed, or returned what is no record "
-                    "(%s in %s). This is said once.", type(error).__name__, where,
+                    "a record is left out: record_redact failed, or returned no valid record "
+                    "(%s in %s). This is logged only once.", type(error).__name__, where,
                 )  # fmt: skip
             return None
 
@@ -197,7 +197,7 @@ class _Opened:
         try:
             mode = os.fstat(self.file).st_mode
             if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "it is no plain file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             if stat.S_IMODE(mode) & 0o077:
                 os.fchmod(self.file, 0o600)
         except BaseException:

@@ -44,9 +44,9 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
         listening.listen()  # two sockets may be bound to one port until the first one listens
     except (OSError, ValueError, TypeError) as error:  # the last two: a host that is no name
         listening.close()
-        why = error.strerror if isinstance(error, OSError) else "the host is no name"
+        why = error.strerror if isinstance(error, OSError) else "the host is not a valid name"
         raise ConfigError(
-            f"{short(host)}:{port} cannot be listened on ({why}); give another {flag}."
+            f"the server cannot listen on {short(host)}:{port} ({why}); give another {flag}."
         ) from None
     return listening
 
@@ -129,8 +129,8 @@ class Server:
             if llm.failure is None:
                 await self._drain()
         except Exception as error:
-            logger.exception("the server cannot go on")
-            self.failure = OutriderError(f"the server cannot go on ({error}); see its log.")
+            logger.exception("the server cannot continue")
+            self.failure = OutriderError(f"the server cannot continue ({error}); see its log.")
         finally:
             self.uvicorn.should_exit = True
 
@@ -176,7 +176,7 @@ class Server:
         return [
             f"model: {self.settings.names[0]} ({inputs.folder}), context {ready.max_model_len}",
             f"drafter: {drafts if now.enabled else 'none'}",
-            f"sampling: {sampling or 'temperature 1'} where a call does not say",
+            f"sampling: {sampling or 'temperature 1'} unless a request sets it",
             ready.budget,
             *([] if recorder is None else [recorder.told()]),
             f"listening on {self.address} ({len(self.settings.api_keys) or 'no'} API keys)",

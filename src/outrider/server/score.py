@@ -57,10 +57,12 @@ class ScoreRequest(Wire):
         count = len(items) * len(self.label_token_ids)
         if count > MOST_SCORES:
             raise Refusal(
-                f"there are {count} labels of all items; give at most {MOST_SCORES}.", "items"
+                f"all items have {count} labels together; give at most {MOST_SCORES}.", "items"
             )
         if self.query and isinstance(self.query, str) is not isinstance(items[0], str):
-            raise Refusal("query and items are of two kinds; give texts, or token ids.", "query")
+            raise Refusal(
+                "query and items differ in type; give only texts, or only token ids.", "query"
+            )
         pairs = [(self.query or type(item)(), item) for item in items]
         return [(b, a) if self.item_first else (a, b) for a, b in pairs]
 
@@ -94,7 +96,9 @@ class Score(Completion):
             await asyncio.sleep(0)  # lets other calls run while many are tokenised
             ids = await self._ids(*pair)
             if not ids:
-                raise Refusal(f"query and item {number} have no token; give one.", "items")
+                raise Refusal(
+                    f"query and item {number} have no tokens; give at least one.", "items"
+                )
             self.states += [self.start([*ids, label]) for label in wanted.label_token_ids]
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 

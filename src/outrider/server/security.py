@@ -82,12 +82,10 @@ class Gate:
         if key is None:
             self.check_browser(headers, is_open(path) and method in ("GET", "HEAD"))
         if method not in METHODS:
-            raise Refusal(
-                f"{short(method)} is not for any path here; see /openapi.json.", status=405
-            )
+            raise Refusal(f"no path allows {short(method)}; see /openapi.json.", status=405)
         port = settings.metrics_port
         if port is not None and (path == "/metrics") != (scope["server"][1] == port):
-            raise Refusal(f"there is no {short(path)} at this port.", status=404)
+            raise Refusal(f"there is no {short(path)} on this port.", status=404)
 
     def check_browser(self, headers: Headers, public: bool) -> None:
         """Refuse calls that a foreign page can make a browser send. Raises Refusal: 403."""
@@ -111,7 +109,7 @@ class Gate:
         length = headers.get("content-length", "0")
         if int(length) > self.settings.max_body:
             raise Refusal(
-                f"the body has {length} bytes; {self.settings.max_body} are taken at most.",
+                f"the body has {length} bytes; the limit is {self.settings.max_body}.",
                 status=413,
             )
         has_body = int(length) > 0 or "transfer-encoding" in headers
@@ -132,7 +130,7 @@ class Gate:
                     await held.add(len(parts[-1]))
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise Refusal("the body took too long to come in; send it again.", status=408) from None
+            raise Refusal("the body took too long to arrive; send it again.", status=408) from None
         if held.size > self.settings.max_body:
             raise Refusal(f"the body has more than {self.settings.max_body} bytes.", status=413)
         return b"".join(parts)

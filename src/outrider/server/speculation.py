@@ -82,15 +82,15 @@ async def load(service: Service, body: SpeculationChange) -> None:
     llm, folder = service.llm, service.settings.load_drafters
     if folder is None:
         raise Refusal(
-            "this server loads no drafters while it runs; start it with --load-drafters DIR.",
+            "this server cannot load drafters while it runs; start it with --load-drafters DIR.",
             "load", 403,
         )  # fmt: skip
     if body.model_fields_set & {"enabled", "drafter", "num_speculative_tokens"}:
-        raise Refusal("load goes alone; send the other fields afterwards.", "load")
+        raise Refusal("load cannot be combined with other fields; send them afterwards.", "load")
     if llm.ready is None:
         raise Refusal("the engine is starting; try again.", status=503)
     if llm.loads.under_way:
-        raise Refusal("a drafter is being loaded; try again when it is there.", "load", 409)
+        raise Refusal("another drafter is being loaded; try again later.", "load", 409)
     place = drafter_in(folder, body.load or "")
     try:
         await llm.load_drafter(place)
@@ -98,7 +98,7 @@ async def load(service: Service, body: SpeculationChange) -> None:
         raise
     except OutriderError as error:
         raise Refusal(str(error), "load") from None
-    logger.info("the drafter is %s from now on", place)
+    logger.info("the drafter is now %s", place)
 
 
 def drafter_in(folder: Path, name: str) -> Path:
@@ -110,7 +110,7 @@ def drafter_in(folder: Path, name: str) -> Path:
     if len(name) > LONGEST_NAME or not name.isprintable() or {"", ".", ".."} & {*parts}:
         raise Refusal(
             f"load is {shown(name)}; give the name of a drafter below the server's folder for "
-            "them, as in adapted.", "load",
+            "drafters, such as adapted.", "load",
         )  # fmt: skip
     place = folder / name
     try:
@@ -120,7 +120,7 @@ def drafter_in(folder: Path, name: str) -> Path:
         leads_out = not all(each.resolve(strict=True).is_relative_to(folder) for each in within)
     except (OSError, ValueError, RuntimeError):  # a name too long, a circle of links
         raise Refusal(
-            f"there is no drafter {shown(name)} that can be read in {folder}; put it there.",
+            f"there is no drafter {shown(name)} in {folder} that can be read; put it there.",
             "load", 404,
         ) from None  # fmt: skip
     if leads_out:

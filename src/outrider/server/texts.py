@@ -90,8 +90,8 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
     options = dict(body.chat_template_kwargs or {})
     wrong = TEMPLATE_OWN.intersection(options)
     if wrong:
-        raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
-    reads_none = "the chat template of this model reads no"
+        raise Refusal(f"{min(wrong)} is not an option of the template.", "chat_template_kwargs")
+    reads_none = "the chat template of this model does not read"
     if body.documents:
         if not _reads(template, "documents"):
             raise Refusal(f"{reads_none} documents; put them into a message.", "documents")
@@ -107,7 +107,7 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
     if body.continue_final_message:
         if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
             raise Refusal(
-                "add_generation_prompt and continue_final_message exclude each other; give one.",
+                "add_generation_prompt and continue_final_message cannot be combined; give one.",
                 "continue_final_message",
             )
         options |= {"continue_final_message": True, "add_generation_prompt": False}

@@ -44,9 +44,9 @@ class TokensRequest(Wire):
         given = self.sampling_params
         if given.get("detokenize") is False and given.get("stop"):
             raise Refusal(
-                f"stop is {shown(given['stop'])}, which is looked for in the text; leave out "
-                "detokenize.", "sampling_params",
-            )  # fmt: skip
+                f"stop is {shown(given['stop'])}, which needs the text; leave out detokenize.",
+                "sampling_params",
+            )
         taken = {name: given[name] for name in given.keys() & OPTIONS - {"detokenize"}}
         own = self.model_dump(exclude={"token_ids", "sampling_params"}, exclude_none=True)
         return checked(

@@ -335,7 +335,7 @@ def test_thresholds_and_advice_reach_the_rules(tmp_path: Path) -> None:
     limits = [rule["expr"].split()[2] for rule in yaml.safe_load(text)["groups"][0]["rules"]
               if rule.get("alert") == LOW]  # fmt: skip
     assert limits == ["0.55", "0.5"]
-    assert "OutriderAcceptanceLow stays beside it: 0.55 and 0.5" in done.stderr
+    assert "OutriderAcceptanceLow still fires below 0.55 and 0.5" in done.stderr
     assert outrider().stderr == ""
 
 

@@ -210,12 +210,12 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, words in (
-            (("http://",), "is not an address"), (("x", "--interval", "3d"), "is no time from"),
-            (("x", "--interval", "0s"), "is no time from"),
+            (("http://",), "is not an address"), (("x", "--interval", "3d"), "is not a time from"),
+            (("x", "--interval", "0s"), "is not a time from"),
             (("x", "--standby", "ftp://x"), "is not an address"),
             (("x", "--baseline", str(tmp_path / "none.json")), "cannot be read"),
-            (("x", "--port", port), "cannot be listened on"),
-            (("x", "--host", "nowhere.invalid"), "cannot be listened on"),
+            (("x", "--port", port), "cannot listen on"),
+            (("x", "--host", "nowhere.invalid"), "cannot listen on"),
             (("x", "--api-key", "a\nb"), "the API key has characters"),
         ):  # fmt: skip
             done = CliRunner().invoke(app, ["ops", "alerts", "exporter", *options])

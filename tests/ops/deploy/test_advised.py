@@ -84,7 +84,7 @@ DAMAGE: list[tuple[Change, str]] = [
         r"\[deployment\.target\] has no option 'bits'",
     ),
     (lambda d: d["break_even"].update(rate=1), r"\[break_even\] has no option 'rate'"),
-    (lambda d: d.update(version=2), "of version 2, but this Outrider reads version 1"),
+    (lambda d: d.update(version=2), "has advice version 2, but this Outrider reads version 1"),
     (lambda d: d.pop("version"), "not an advice with a version"),
     (lambda d: d.pop("deployment"), "has no deployment"),
     (lambda d: d["deployment"].update(tensor_parallel="4"), "deployment.tensor_parallel is '4'"),

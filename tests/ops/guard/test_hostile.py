@@ -176,7 +176,7 @@ def test_a_damaged_status_is_one_sentence(fleet: Fleet) -> None:
             assert done.exit_code == 2, number
             assert "status.json" in done.stderr.replace("\n", ""), number
             assert "Traceback" not in done.output
-    assert "no guard runs" in invoke(fleet, "force", "plain").stderr
+    assert "no guard is running" in invoke(fleet, "force", "plain").stderr
     fleet.turn(guard)
     assert invoke(fleet, "status").exit_code == 0
 

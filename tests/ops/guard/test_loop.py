@@ -215,7 +215,7 @@ def test_commands_show_and_steer_a_guard(fleet: Fleet) -> None:
     assert none.exit_code == 2
     assert "No guard has run" in none.stderr
     assert invoke(fleet, "force", "sideways").exit_code == 2
-    assert "no guard runs" in invoke(fleet, "force", "standby").stderr
+    assert "no guard is running" in invoke(fleet, "force", "standby").stderr
     guard = fleet.guard()
     fleet.turn(guard)
     assert fleet.proxy.weights["llm/engine"] == 0

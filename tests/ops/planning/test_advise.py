@@ -47,7 +47,7 @@ def test_a_small_batch_of_a_large_model_speculates() -> None:
     assert found.decided_by == "the model"
     assert found.speedup["p10"].value < found.speedup["p50"].value < found.speedup["p90"].value
     assert found.k == found.ranges[0].k > 2
-    assert found.reason.startswith("at batch 1 the best draft has")
+    assert found.reason.startswith("at batch 1, the best draft has")
     assert found.limiting in found.reason
     assert found.halved[found.limiting] == max(found.halved.values())
 
@@ -288,7 +288,7 @@ def test_without_costs_the_order_is_that_of_rules_of_thumb(tmp_path: Path) -> No
     assert [each.drafter for each in found.candidates[:2]] == ["eagle3", "llama-3.2-1b"]
     assert found.candidates[0].speedup is None
     assert "give hardware" in found.notes[0]
-    assert "First by rules of thumb: the eagle3 head yuhuili/" in advice_markdown(found)
+    assert "Best by rules of thumb: the eagle3 head yuhuili/" in advice_markdown(found)
     passes = Curve((1, 256), (1e-4, 1e-3))
     file = profile(tmp_path, model=DraftCosts(passes, 2e-5), suffix=DraftCosts(None, 2e-5, 5e-6))
     measured = asked("llama-3.3-70b", None, hardware=None, profile=file)

@@ -399,4 +399,4 @@ def test_advice_for_a_cpu_says_what_cores_of_its_own_would_cost() -> None:
 def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = DOCS.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     exec(code, {})
-    assert capsys.readouterr().out.startswith("use at batch 1 the best draft has")
+    assert capsys.readouterr().out.startswith("use at batch 1, the best draft has")

@@ -220,7 +220,7 @@ def _notes(
     return told(data("notes")["capacity"], holds, {"most": demand.max_num_seqs})
 
 
-NEVER = "does not keep the service levels"
+NEVER = "does not meet the service levels"
 
 
 def _count(figure: Figure) -> str:
@@ -233,15 +233,15 @@ def _times(level: str) -> Callable[[Fleet], str]:
 
 
 ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
-    ("requests/s of a replica", lambda fleet: f"{fleet.per_replica.value:.3g} (modelled)"),
-    ("more would break", lambda fleet: fleet.limited_by),
-    ("sequences at once", lambda fleet: _count(fleet.batch)),
+    ("requests/s per replica", lambda fleet: f"{fleet.per_replica.value:.3g} (modelled)"),
+    ("limited by", lambda fleet: fleet.limited_by),
+    ("concurrent sequences", lambda fleet: _count(fleet.batch)),
     ("draft length", lambda fleet: f"{fleet.k or 'off'} (modelled)"),
-    ("replicas at the peak", lambda fleet: _count(fleet.replicas)),
+    ("replicas at peak", lambda fleet: _count(fleet.replicas)),
     ("spare replicas", lambda fleet: _count(fleet.spare)),
-    ("standby replicas, plain", lambda fleet: _count(fleet.standby)),
-    ("**devices in all**", lambda fleet: f"**{_count(fleet.devices)}**"),
-    ("wait", _times("wait")),
+    ("plain standby replicas", lambda fleet: _count(fleet.standby)),
+    ("**total devices**", lambda fleet: f"**{_count(fleet.devices)}**"),
+    ("queue wait", _times("wait")),
     ("TTFT", _times("ttft")),
     ("TPOT", _times("tpot")),
     ("E2E", _times("e2e")),
@@ -260,17 +260,18 @@ def capacity_markdown(capacity: Capacity) -> str:
     both = (capacity.plain, capacity.speculative)
     cells = [(name, *(cell(each) if each else NEVER for each in both)) for name, cell in ROWS]
     lines += table(("", "plain", "speculative"), cells)
-    lines += ["The times are modelled: at the peak, with spares and standby idle.", ""]
+    lines += ["The times are modelled for the peak, with spares and standby idle.", ""]
     lines += _days(capacity)
     if capacity.cautious is not None:
-        takes = f"At the P10 of acceptance the peak takes {capacity.cautious} with speculation."
-        lines += [takes, ""]
+        needs = f"At P10 acceptance, the peak needs {capacity.cautious} with speculation."
+        lines += [needs, ""]
     if capacity.rollback:
         needed, there, missing = (capacity.rollback[n] for n in ("needed", "there", "missing"))
         lines += [
-            f"If all traffic goes plain at the peak it needs {_count(needed)} replicas. Without "
-            f"the spares {_count(there)} are there, standby and drafting ones, which then go "
-            f"plain too: {_count(missing)} are missing.", "",
+            f"If all traffic uses plain decoding at the peak, it needs {_count(needed)} replicas. "
+            f"Without spares, {_count(there)} replicas are available: the standby, and the "
+            "speculative replicas, which then also use plain decoding. Missing replicas: "
+            f"{_count(missing)}.", "",
         ]  # fmt: skip
     lines += [f"- {note}" for note in capacity.notes]
     return "\n".join(lines) + "\n"
@@ -281,13 +282,13 @@ def _days(capacity: Capacity) -> list[str]:
     sides = (("plain", capacity.plain), ("speculative", capacity.speculative))
     both = [(name, each) for name, each in sides if each]
     rows = [
-        (name, how, hours, each.dollars_a_day.get(how, "not known"))
+        (name, how, hours, each.dollars_a_day.get(how, "unknown"))
         for name, each in both
         for how, hours in each.device_hours_a_day.items()
     ]
-    lines = table(("", "replicas", "device hours a day", "dollars a day"), rows) if rows else []
+    lines = table(("", "replicas", "device hours per day", "dollars per day"), rows) if rows else []
     if any(len(each.hours) > 1 for _, each in both):
-        lines += ["Replicas by hour (modelled), without spares and standby:", ""]
+        lines += ["Replicas for each hour (modelled), without spares and standby:", ""]
         for name, each in both:
             lines.append(f"- {name}: {' '.join(f'{hour.value:g}' for hour in each.hours)}")
         lines.append("")

@@ -27,7 +27,7 @@ from .situation import Placement, PlannedDrafter, Situation
 
 ADVICE_VERSION = 1
 LARGEST_ADVICE = 1 << 20
-WRITE = "write one with outrider ops advise --out FILE"
+WRITE = "write a new one with outrider ops advise --out FILE"
 GIB = 2**30
 MOST_SEQUENCES = 256
 """Most concurrent sequences that an advice gives a server, even if more fit."""
@@ -242,8 +242,8 @@ def _advice(document: Any, source: str) -> Advice:
         raise ConfigError(f"{source} is JSON, but not an advice with a version; {WRITE}.")
     if document["version"] != ADVICE_VERSION or isinstance(document["version"], bool):
         raise ConfigError(
-            f"{source} is an advice of version {shown(document['version'])}, but this Outrider "
-            f"reads version {ADVICE_VERSION}; {WRITE} again."
+            f"{source} has advice version {shown(document['version'])}, but this Outrider reads "
+            f"version {ADVICE_VERSION}; {WRITE}."
         )
     advice = checked(Advice, document, source)
     if not 0 <= advice.k <= LARGEST_DRAFT or (advice.k == 0 and advice.verdict != LEAVE):
@@ -291,9 +291,10 @@ def advice_markdown(advice: Advice) -> str:
             for at in advice.at
         ]  # fmt: skip
         lines += [
-            "Speedup: tokens per second with speculation over those without, prompts included.", "",
+            "Speedup: tokens per second with speculation, divided by tokens per second without it. "
+            "Prompts are included.", "",
             *_figures(advice),
-            *(f"- a drafter tuned on the traffic, {n}: {f}" for n, f in advice.tuned.items()), "",
+            *(f"- speedup with a tuned drafter, {n}: {f}" for n, f in advice.tuned.items()), "",
             *section("Draft length by batch size", _lengths(advice)),
             "vLLM: `\"num_speculative_tokens_per_batch_size\": "
             f"{[list(each) for each in advice.schedule]}`", "",
@@ -301,13 +302,14 @@ def advice_markdown(advice: Advice) -> str:
             *section("Time to the first token", listed(advice.ttft)),
             *section("Memory", listed(advice.memory) if advice.memory else []),
             *section("Cost", listed(advice.cost) if advice.cost else []),
-            "## What limits it", "", "The speedup if half of it were gone:", "",
+            "## What limits it", "",
+            "The speedup if one factor were halved (for acceptance, the rejected tokens):", "",
             *listed(advice.halved),
             "## Alerts", "",
             *(f"- {t.metric} {t.when} {t.value} {t.action}" for t in advice.trips), "",
         ]  # fmt: skip
     rules = [(rule.name, rule.says, rule.model, rule.reason) for rule in advice.rules]
-    names = ("rule", "says", "the model", "where they differ")
+    names = ("rule", "the rule says", "the model says", "why they differ")
     lines += section("Rules of thumb", table(names, rules))
     lines += _stack(advice.stack, advice)
     lines += [f"- {note}" for note in advice.notes]
@@ -322,7 +324,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 def _lengths(advice: Advice) -> list[str]:
     rows = [(f"{r.first} to {r.last}", r.k or "off", r.speedup) for r in advice.ranges]
-    return table(("batch", "K", "least speedup"), rows)
+    return table(("batch", "K", "lowest speedup"), rows)
 
 
 def _figures(advice: Advice) -> list[str]:
@@ -333,7 +335,7 @@ def _figures(advice: Advice) -> list[str]:
         f"- speedup over the traffic: {spans}",
         f"- acceptance, P10-P50-P90: {rates} {rate.unit} ({rate.evidence}; "
         f"{advice.acceptance_source})",
-        f"- break-even acceptance: {advice.break_even or 'none: no acceptance would win'}",
+        f"- break-even acceptance: {advice.break_even or 'none: no acceptance is high enough'}",
     ]
 
 
@@ -344,33 +346,33 @@ def _best(advice: Advice) -> str:
     if best.checkpoint and best.drafter == best.method:
         name = f"the {best.method} head {best.checkpoint}"
     if best.speedup is None:
-        return f"First by rules of thumb: {name}."
-    taken = f", with {best.memory} of memory" if best.memory is not None else ""
+        return f"Best by rules of thumb: {name}."
+    taken = f", which takes {best.memory} of memory" if best.memory is not None else ""
     return f"Best: {name}, {best.speedup['p50']}{taken}."
 
 
 def _candidates(advice: Advice) -> list[str]:
     rows = [
         (
-            each.drafter, each.checkpoint or "none is needed", each.ratio.said(),
+            each.drafter, each.checkpoint or "not needed", each.ratio.said(),
             "" if each.k is None else each.k or "off",
-            ", ".join(map(str, (each.speedup or {}).values())) or "not known",
-            each.memory or "not known",
+            ", ".join(map(str, (each.speedup or {}).values())) or "unknown",
+            each.memory or "unknown",
         )
         for each in advice.candidates
     ]  # fmt: skip
-    names = ("drafter", "checkpoint", "of the target", "K", "speedup: P10, P50, P90", "memory")
+    names = ("drafter", "checkpoint", "target share", "K", "speedup: P10, P50, P90", "memory")
     return section("Drafters that fit", [_best(advice), "", *table(names, rows)])
 
 
 def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
-    parts = [("take", stack["take"]), ("consider", stack["optional"]), ("leave", stack["leave"])]
+    parts = [("use", stack["take"]), ("consider", stack["optional"]), ("avoid", stack["leave"])]
     rows = [(part, name, _claim(stack["claims"][name])) for part, names in parts for name in names]
     lines = table(("", "technique", "claimed, not measured here"), rows)
-    lines += [f"Claimed of {stack['claim']}."] if "claim" in stack else []
+    lines += [f"Claimed: {stack['claim']}."] if "claim" in stack else []
     lines += [f"{stack['caveat'][0].upper()}{stack['caveat'][1:]}."] if "caveat" in stack else []
     if advice.speedup:
-        lines.append(f"The model expects of speculation alone: {advice.speedup['p50']}.")
+        lines.append(f"The model expects {advice.speedup['p50']} from speculation alone.")
     return [*section(f"Stack for {stack['priority']}", lines), ""]
 
 

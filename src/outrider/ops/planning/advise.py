@@ -71,7 +71,8 @@ def advise(situation: Situation) -> Advice:
     if situation.priority == "memory" and (extra := outlook.extra(batch)):
         verdict, limiting = LEAVE, "memory"
         reason = (
-            f"memory comes first, and speculation takes {extra / 1e9:.2f} GB more; else {reason}"
+            f"memory has priority, and speculation takes {extra / 1e9:.2f} GB more; without that "
+            f"priority, {reason}"
         )
     ranges = outlook.ranges(sorted(shares))
     even = outlook.break_even(batch, k)
@@ -166,7 +167,7 @@ def _by_rules(
         verdict, reason, "rules of thumb", target.name, drafter_name(situation, drafter),
         deployment_of(situation, target, drafter, None, verdict != LEAVE), {"p50": rate},
         acceptance.source, USUAL_K, rules, stack(situation.priority),
-        ["without hardware or a profile there are no figures: give one."],
+        ["without hardware or a profile, there are no figures; give one."],
     )  # fmt: skip
 
 
@@ -184,11 +185,11 @@ def _even(rate: float | None, k: int) -> Figure | None:
 
 
 def _reason(outlook: Forecast, batch: int, k: int, limiting: str, better: float) -> str:
-    less = "half as many tokens refused" if limiting == "acceptance" else "half of it gone"
+    half = "with half as many rejected tokens" if limiting == "acceptance" else "at half that cost"
     return (
-        f"at batch {batch} the best draft has {k} {'token' if k == 1 else 'tokens'} and gives "
-        f"{outlook.speedup(batch, k):.2f} times as many tokens per second (modelled); {limiting} "
-        f"limits it most: with {less} they would be {better:.2f} times as many"
+        f"at batch {batch}, the best draft has {k} {'token' if k == 1 else 'tokens'} and gives "
+        f"{outlook.speedup(batch, k):.2f} times as many tokens per second (modelled); the main "
+        f"limit is {limiting}: {half}, it would give {better:.2f} times as many"
     )
 
 
@@ -259,15 +260,16 @@ def _trips(outlook: Forecast, batch: int, k: int, even: float | None) -> list[Tr
         return Trip(metric, when, value, f"for {ALERT_MINUTES} minutes: {action}")
 
     slow = modelled(outlook.tpot(batch, 0), "s")
-    trips = [trip(f"tpot at batch {batch}", "above", slow, "go plain, which is as fast")]
+    trips = [trip(f"tpot at batch {batch}", "above", slow, "use plain decoding, which is as fast")]
     if even is None:
         return trips
     loses = modelled(even, _unit(k))
-    trips.insert(0, trip("acceptance rate", "below", loses, "go plain, speculation loses"))
+    slower = "use plain decoding, because speculation is slower"
+    trips.insert(0, trip("acceptance rate", "below", loses, slower))
     expected = outlook.acceptance.rate(k, -P90)
     if expected > even:
         low = Figure(expected, _unit(k), outlook.acceptance.evidence)
-        action = "look what changed, it is below the expected P10"
+        action = "find out what changed, because it is below the expected P10"
         trips.insert(0, trip("acceptance rate", "below", low, action))
     return trips
 

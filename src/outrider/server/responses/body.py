@@ -145,7 +145,7 @@ def tools_of(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             )  # fmt: skip
         if "name" not in tool:
             raise Refusal(
-                f"tools[{number}] has no name; here a function's fields stand in the tool itself.",
+                f"tools[{number}] has no name; here, a function's fields are in the tool itself.",
                 "tools",
             )
         found.append(
@@ -209,7 +209,7 @@ def _message(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str
 def _reasoning(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
-        raise Refusal(f"{where}.content is no list; give one of texts.", "input")
+        raise Refusal(f"{where}.content is not a list; give a list of texts.", "input")
     texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict)]
     if not any(texts):
         return  # they were left out

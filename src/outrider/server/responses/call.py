@@ -290,8 +290,8 @@ def ended_messages(store: Store, id: str, owner: int | None) -> list[dict[str, A
     kept = store.get(id, owner, "previous_response_id")
     if kept.answer["status"] not in ("completed", "incomplete"):
         raise Refusal(
-            f"the response is {kept.answer['status'].replace('_', ' ')}; go on behind one that "
-            "ended.", "previous_response_id",
+            f"the response is {kept.answer['status'].replace('_', ' ')}; continue from one that "
+            "has ended.", "previous_response_id",
         )  # fmt: skip
     return kept.messages
 
@@ -301,7 +301,7 @@ def cancelled(service: Service, id: str, owner: int | None) -> dict[str, Any]:
     kept = service.responses.get(id, owner)
     if kept.cancel is None:
         status = kept.answer["status"]
-        raise Refusal(f"Cannot cancel a synchronous response: it is {status}, and runs no more.")
+        raise Refusal(f"Cannot cancel a synchronous response: it is {status}, and no longer runs.")
     kept.cancel()
     return {**kept.answer, "status": "cancelled"}
 
