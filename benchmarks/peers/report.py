@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.bench.intervals import METHOD, median_interval, ranks
 from outrider.bench.machine import machine
-from outrider.native.choice import fastest
+from outrider.native.choice import available
 
 from ..common import ratio
 from .known import OWN, products_of_prompt, weights_read
@@ -162,7 +162,7 @@ def compared(runs: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
 def counted(bench: Bench) -> set[str]:
     """Return the peers that a bar is set by: below the machine's own set, those that heed it."""
     isa = bench.options.isa
-    own = isa is None or isa == fastest()
+    own = isa is None or isa == available()[-1]
     return {name for name, peer in bench.sides.items() if own or peer.heeds}
 
 

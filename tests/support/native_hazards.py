@@ -46,7 +46,7 @@ def best() -> Library:
 
 def unstarted() -> Library:
     """The library that ``best`` would start, without its pool."""
-    return choice._find(choice.available()[-1])
+    return choice._find(choice.fastest())
 
 
 class Drafts:

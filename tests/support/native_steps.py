@@ -17,8 +17,8 @@ from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
 
-HERE = native.available()
-"""The instruction sets that were built and that this CPU runs, the best one last."""
+HERE = tuple(sorted(native.available(), key=native.fastest().__eq__))
+"""The instruction sets that were built and that this CPU runs, the fastest one last."""
 FUSED = native.ISAS[1:]
 """Those of this architecture that fuse products and sums: all but "portable"."""
 

@@ -98,11 +98,17 @@ def available() -> tuple[str, ...]:
 
 @functools.cache
 def fastest() -> str:
-    """Return the instruction set that is fastest here, by the library that every CPU runs."""
-    try:
-        return ISAS[_find("portable").fastest()]
-    except OSError:
-        return ISAS[0]
+    """Return the instruction set that is fastest here, of those that were built if there are any.
+
+    That is the last one, unless this CPU is faster with the one before it.
+    """
+    built = available()
+    if "portable" not in built:
+        return (built or supported())[-1]
+    number = ISAS.index(built[-1])
+    slow = _find("portable").slow_sets() >> number & 1
+    before = ISAS[number - 1]
+    return before if slow and before in built else built[-1]
 
 
 @functools.cache

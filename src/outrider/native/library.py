@@ -121,9 +121,9 @@ class Library:
         """Return which of ``ISAS`` this CPU can run, a bit each, the first in the lowest bit."""
         return int(self._c.outrider_cpu())
 
-    def fastest(self) -> int:
-        """Return the number of the fastest of them."""
-        return int(self._c.outrider_fastest())
+    def slow_sets(self) -> int:
+        """Return which of them are slower than the set before, a bit each."""
+        return int(self._c.outrider_slow())
 
     @property
     def nanoseconds(self) -> int:

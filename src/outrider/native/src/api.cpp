@@ -9,7 +9,7 @@
 namespace outrider {
 
 int cpu_sets();
-int cpu_fastest();
+int cpu_slow_sets();
 
 namespace {
 
@@ -93,7 +93,7 @@ std::int64_t outrider_sampled() noexcept { return sampled; }
 
 int outrider_cpu() noexcept { return cpu_sets(); }
 
-int outrider_fastest() noexcept { return cpu_fastest(); }
+int outrider_slow() noexcept { return cpu_slow_sets(); }
 
 int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 

@@ -118,14 +118,12 @@ int cpu_sets() {
     return sets;
 }
 
-// The number of the fastest of them: the last, but for slow dot products.
-int cpu_fastest() {
-    int sets = cpu_sets(), last = 0;
+// Those of them that are slower than the set before.
+int cpu_slow_sets() {
 #if defined(__x86_64__)
-    if (!(sets & amx) && has_slow_bf16()) sets &= ~avx512bf16;
+    if (has_slow_bf16()) return cpu_sets() & avx512bf16;
 #endif
-    while (sets >> (last + 1)) ++last;
-    return last;
+    return 0;
 }
 
 }  // namespace outrider

@@ -34,8 +34,7 @@ template <class T>
 void Multiplier<T>::multiply(const Weight<T>& weight, const Packed* part, int first, int last,
                              const T* x, int stride, const Ready& ready, int count,
                              const Epilogue& epilogue) {
-    if (part)
-        return product(*part, first, last, ready.digits, count, epilogue);
+    if (part) return product(*part, first, last, ready.digits, count, epilogue);
     if constexpr (WIDENS<T>)
         if (ready.wide)
             return product(weight.plain, first, last, ready.wide, wide_stride(weight), count,

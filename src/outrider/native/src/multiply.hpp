@@ -12,7 +12,7 @@ namespace outrider {
 
 // Rows that every worker normalises for itself rather than wait for the others.
 constexpr int ALONE = 16;
-// Their room as digits, where the last of a bundle may be missing.
+// Their room as digits, where the last of a bundle may be missing, or as fp32.
 constexpr int ALONE_ROOM = 18;
 // Rows that every worker makes digits of for itself: half a microsecond each, which is about what
 // it takes to meet.
@@ -52,9 +52,9 @@ template <class T>
 struct Multiplier {
     const Weights<T>& m;
     Digits digits;          // of all rows, or of ALONE rows of every worker
-    float* wide = nullptr;  // all rows, where they are WIDENS
+    float* wide = nullptr;  // the same rows as fp32, where they are WIDENS
 
-    // Makes room for the digits of `count` rows.
+    // Makes room for `count` rows as digits, or as fp32.
     Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
         const std::size_t alone = std::size_t(ALONE_ROOM) * pool_size();
         if (count < alone) count = alone;

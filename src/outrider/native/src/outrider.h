@@ -270,8 +270,8 @@ typedef struct DraftSizes {
 OUTRIDER_API int64_t outrider_abi(void) OUTRIDER_NOEXCEPT;
 // Returns the instruction sets that this CPU runs, a bit each, as native/choice.py counts them.
 OUTRIDER_API int32_t outrider_cpu(void) OUTRIDER_NOEXCEPT;
-// Returns the number of the one that is fastest here.
-OUTRIDER_API int32_t outrider_fastest(void) OUTRIDER_NOEXCEPT;
+// Returns those of them that are slower than the set before, likewise.
+OUTRIDER_API int32_t outrider_slow(void) OUTRIDER_NOEXCEPT;
 // Returns the nanoseconds that the process has spent in calls that can fail.
 OUTRIDER_API int64_t outrider_spent(void) OUTRIDER_NOEXCEPT;
 // Returns those of them in which rows of logits were processed, drawn from and measured.

@@ -55,7 +55,7 @@ struct Epilogue {
     void* gated = nullptr;
     std::size_t gated_stride = 0;
     bool narrow = false;           // gate: to bf16
-    Upcoming* upcoming = nullptr;  // asked for beside the product, except by tiles; or null
+    Upcoming* upcoming = nullptr;  // asked for beside many rows, except by tiles; or null
 
     // The same for units that stand behind others.
     Epilogue behind(int units) const {
@@ -331,7 +331,7 @@ inline Units<float> widened(const Matrix<bf16>& m, int first, int last) {
     return {to, m.bias.data(), first, m.inputs};
 }
 
-// As `product`, of more rows than MOST_ROWS; those that are widened are given as fp32.
+// As `product`, of more rows than registers hold sums of; those that are widened are given as fp32.
 template <class T, class X>
 void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::size_t stride,
                      int rows, const Epilogue& epilogue) {
@@ -360,16 +360,18 @@ void product(const Matrix<T>& m, int first, int last, const X* x, std::size_t st
              const Epilogue& epilogue) {
     if constexpr (WIDENS<X>) {
         for (int r = 0; r < rows; ++r)
-            units<T, 1, 8>(Units<T>(m), first, last, x, stride, r, epilogue, Streamed<T>());
+            tile<T, 1, 8>(Units<T>(m), first, last, x, stride, r, 1, epilogue, Streamed<T>());
     } else {
         // Units are widened for three tiles of rows and more.
         constexpr int most = MOST_ROWS<T>, few = sizeof(X) > sizeof(T) ? 2 : 1;
         const int tiles = tiles_of(rows, most);
         if (tiles > few) return product_of_many(m, first, last, x, stride, rows, epilogue);
-        each_tile(rows, tiles, [&](int row, int count) {
-            tile<T, most, 8>(Units<T>(m), first, last, x, stride, row, count, epilogue,
-                             Streamed<T>());
-        });
+        const int near = tiles > 1 ? near_units(m.unit_size() * sizeof(T)) : last - first;
+        for (int unit = first; unit < last; unit += near)
+            each_tile(rows, tiles, [&](int row, int count) {
+                tile<T, most, 8>(Units<T>(m), unit, std::min(unit + near, last), x, stride, row,
+                                 count, epilogue, Streamed<T>());
+            });
     }
 }
 

@@ -7,8 +7,8 @@
 //
 // Sums take the codes and digits of four inputs at a time, unpacked once for all rows: a step of a
 // cell, see packed.hpp. What is kept in less than 32 bits meanwhile is taken up by `settle`, after
-// UNSETTLED steps at the latest. Registers hold REGISTERS of each sum, and the sums of ROWS rows.
-// The products of a set that `outrider_peak` counts stand beside its sums.
+// UNSETTLED steps at the latest. Registers hold REGISTERS of each sum, and the sums of ROWS rows,
+// or of BUNDLE. The products of a set that `outrider_peak` counts stand beside its sums.
 #pragma once
 
 #if defined(__AVX512VNNI__)
