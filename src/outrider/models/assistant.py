@@ -43,7 +43,7 @@ SLIDING = "sliding_attention"
 
 @dataclass
 class Context:
-    """What the rows of a draft read: ``entries`` by kind of layer, and the ``state`` [1, width]."""
+    """The inputs of a draft's rows: ``entries`` by kind of layer, and the ``state`` [1, width]."""
 
     position: int
     entries: dict[str, Entries]
@@ -161,10 +161,11 @@ class Assistant(PythonStep):
         x = torch.cat((embedding, context.state), -1)
         h = F.linear(x, weights["pre_projection.weight"])
         position = torch.tensor([[context.position]], device=self.device)
+        turns = {kind: self._turn(position, kind) for kind in context.entries}
         for layer, kind in enumerate(self._text.layer_types):
             name = f"model.layers.{layer}."
-            x, turn = self._norm(h, f"{name}input_layernorm"), self._turn(position, kind)
-            mixed = self._attention(x, f"{name}self_attn.", context.entries[kind], turn)
+            x = self._norm(h, f"{name}input_layernorm")
+            mixed = self._attention(x, f"{name}self_attn.", context.entries[kind], turns[kind])
             h = h + self._norm(mixed, f"{name}post_attention_layernorm")
             inner = self._mlp(self._norm(h, f"{name}pre_feedforward_layernorm"), f"{name}mlp.")
             h = h + self._norm(inner, f"{name}post_feedforward_layernorm")

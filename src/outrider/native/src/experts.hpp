@@ -94,8 +94,8 @@ inline void choose(const Config& c, const float* scores, const float* bias, int*
 
 template <class T>
 struct Experts : Multiplier<T> {
-    using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::wide, Multiplier<T>::multiply;
-    // Room for digits behind a group's, whose last bundle of rows may not be whole.
+    using Multiplier<T>::m, Multiplier<T>::multiply;
+    // Room behind a group's digits, whose last bundle of rows may not be whole.
     static constexpr int SPARE = 8;
     const Config& c = m.c;
     const int live;  // rows that go through layers
@@ -174,12 +174,9 @@ struct Experts : Multiplier<T> {
                       int stride, int width, const Epilogue& epilogue, Prepare prepare) {
         bool prepared = false;
         auto body = [&](const Packed* part, int units, const Epilogue& to) {
-            const bool widens = this->widens(weight, 2);
-            auto place = [&](int group) -> typename Multiplier<T>::Ready {
-                const std::size_t seat = by.first[group], row = seat + std::size_t(SPARE) * group;
-                return {{digits.digits + row * this->digit_bytes(), digits.parts + row * m.blocks,
-                         digits.coarse},
-                        widens ? wide + seat * this->wide_stride(weight) : nullptr};
+            auto place = [&](int group) {
+                return this->room_at(by.first[group] + std::size_t(SPARE) * group, weight,
+                                     by.count(group));
             };
             team.share(by.groups(), 1, [&](int first, int last) {
                 for (int group = first; group < last; ++group) {

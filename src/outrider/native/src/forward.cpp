@@ -19,7 +19,7 @@ constexpr long WORTH_SHARING = 1 << 19;
 
 template <class T>
 struct Forward : Work, Experts<T> {
-    using Experts<T>::m, Experts<T>::digits, Experts<T>::multiply, Experts<T>::live;
+    using Experts<T>::m, Experts<T>::multiply, Experts<T>::live;
     using Experts<T>::own_room, Experts<T>::grain, Experts<T>::each_part;
     Store& store_;
     const Rows& rows;

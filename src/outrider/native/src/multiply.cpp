@@ -56,14 +56,12 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
         });
         prepare = nullptr;
     };
-    const bool wide_rows = widens(weight, count);
-    if (wide_rows && count > ALONE)
+    if (widens(weight, count) && count > ALONE)
         each_rows(4, [&](int first, int last) {
             widen(x, stride, first, last, wide, wide_stride(weight), weight.plain.inputs);
         });
     const bool alone = count <= (weight.plain.empty() ? DIGITS_ALONE : ALONE);
-    const Ready mine =
-        alone ? own_room(team, weight, count) : Ready{digits, wide_rows ? wide : nullptr};
+    const Ready mine = alone ? own_room(team, weight, count) : room_at(0, weight, count);
     each_part(weight, epilogue, [&](const Packed* part, int units, const Epilogue& to) {
         if (part && !alone)
             each_rows(padded(4, digitised_together(*part, count, mine.digits.coarse)),

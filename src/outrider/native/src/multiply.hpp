@@ -137,11 +137,14 @@ struct Multiplier {
         }
     }
 
-    // The room of a worker that makes ready what it multiplies.
-    Ready own_room(const Team& team, const Weight<T>& weight, int count) const {
-        const std::size_t row = std::size_t(team.index) * ALONE_ROOM;
+    // The room of what is multiplied instead of `count` rows, the first of which is `row` there.
+    Ready room_at(std::size_t row, const Weight<T>& weight, int count) const {
         return {{digits.digits + row * digit_bytes(), digits.parts + row * m.blocks, digits.coarse},
                 widens(weight, count) ? wide + row * wide_stride(weight) : nullptr};
+    }
+    // That of a worker that makes it for itself.
+    Ready own_room(const Team& team, const Weight<T>& weight, int count) const {
+        return room_at(std::size_t(team.index) * ALONE_ROOM, weight, count);
     }
 
     // Bytes of a row's digits; bundles of rows have summaries among them.
