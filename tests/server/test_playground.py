@@ -373,6 +373,16 @@ def said(page, text: str) -> None:
     until(page, lambda: at(page, "#send").is_displayed())
 
 
+def test_steps_of_one_packet_still_have_a_rate(talk) -> None:
+    speeds = talk.execute_async_script(
+        "const done = arguments[0]; import('/playground/api.js').then(({ Figures }) => {"
+        "const of = (tokens, count, first, last) =>"
+        "  Object.assign(new Figures(), { tokens, count, start: 0, first, last }).speed;"
+        "done([of(8, 8, 20, 20), of(9, 8, 20, 120), of(1, 1, 20, 20), of(0, 0, null, null)]); });"
+    )
+    assert speeds == [400, 80, 0, 0]
+
+
 def test_a_chat_and_what_is_kept_of_it(talk) -> None:
     said(talk, "for word")
     said(talk, "again")

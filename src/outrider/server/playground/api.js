@@ -119,9 +119,12 @@ export class Figures {
     this.drafted += stood + rejected.length;
   }
 
+  // Tokens a second from the first step to the last. Steps that came in one packet share a time:
+  // then the whole wait counts.
   get speed() {
-    const seconds = (this.last - this.first) / 1000;
-    return seconds > 0 ? (this.tokens - 1) / seconds : 0;
+    if (this.count < 2) return 0;
+    if (this.last > this.first) return (1000 * (this.tokens - 1)) / (this.last - this.first);
+    return this.last > this.start ? (1000 * this.tokens) / (this.last - this.start) : 0;
   }
 
   // The figures in words, by name; of those that there are.
