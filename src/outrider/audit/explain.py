@@ -245,7 +245,7 @@ class _View:
             return "plain", f"{self._no_draft()} The target draws {name} ({best})."
         if draft is None:
             return "bonus", (
-                "Every draft token stands, and the same pass gave the distribution behind it: "
+                "All draft tokens were accepted, and the same pass gave the next distribution: "
                 f"the target draws {name} ({best})."
             )
         if step.finished and index >= len(step.emitted):
@@ -260,7 +260,7 @@ class _View:
         if drafter is not None:
             odds += f", the drafter's q {drafter.p(draft.id):.3f}"
         return "rejected", (
-            f"The target draws {name} ({best}), not {label(draft)}{behind}, and {name} goes out "
+            f"The target draws {name} ({best}), not {label(draft)}{behind}, so {name} is emitted "
             f"instead; {odds}."
         )
 
@@ -271,8 +271,8 @@ class _View:
             return "There was no room for a draft."
         if self.drafter == "ngram":
             return (
-                "Nothing was drafted: the tokens at the end of the text do not stand together "
-                "anywhere before, so ngram has nothing to copy."
+                "Nothing was drafted: the last tokens of the text do not occur earlier in this "
+                "order, so ngram has nothing to copy."
             )
         return "Nothing was drafted."
 

@@ -161,9 +161,9 @@ class EngineConfig:
 
     num_speculative_tokens: int | None = option(
         None,
-        "Draft length K. A named drafter with a K drafts that many tokens in every step; "
-        "otherwise the engine chooses the length at each step, up to K or, without one, up to 8 "
-        "(preset may say less).",
+        "Draft length K. A named drafter with a K drafts that many tokens in every step. "
+        "Otherwise the engine chooses the length at each step: at most K, or 8 without a K "
+        "(fewer with some presets).",
         Number(
             1,
             LARGEST_DRAFT,
@@ -173,134 +173,134 @@ class EngineConfig:
     )
     max_draft_nodes: int | None = option(
         None,
-        "Nodes of a draft of drafters model and suffix, at most; more than num_speculative_tokens "
-        "draft trees. Chains unless given.",
+        "Most nodes of a draft by drafters model and suffix. With more than "
+        "num_speculative_tokens they draft trees; chains unless given.",
         Number(1, LARGEST_DRAFT, "give 1 to {most}, or None for chains", optional=True),
     )
     dtype: str = option(
         "auto",
-        "auto, float32, bfloat16 or float16. auto is the checkpoint's, but bfloat16 for float16, "
-        "and float32 where the CPU has no arithmetic of the kind; float16 runs through torch, "
-        "slower.",
+        "auto, float32, bfloat16 or float16. auto takes the checkpoint's dtype, with two "
+        "exceptions: bfloat16 replaces float16, and float32 replaces a dtype that the CPU "
+        "cannot compute with. float16 runs through torch, which is slower.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str | None = option(
         None,
-        "Quantise the target's weights at load: int8 or int4, with -g32, -g64, -g128 or -channel "
-        "for the group, -zp for zero points, and -a8 for activations of 8 bits, as in int4-g64-zp.",
+        "Quantise the target's weights at load: int8 or int4, followed by -g32, -g64, -g128 or "
+        "-channel for the group size, -zp for zero points, and -a8 for 8-bit activations, as in "
+        "int4-g64-zp.",
     )
     activations: str = option(
         "auto",
-        "Bits of activations in products with the target's few-bit weights: 16 or 8. auto is 8 "
-        "where quantization ends in -a8 and for the codes of a GGUF file, and 16 otherwise.",
+        "Bits of activations that few-bit weights of the target are multiplied with: 16, 8 or "
+        "auto. auto is 8 for GGUF files and where quantization ends in -a8, and 16 otherwise.",
         choices=("auto", "16", "8"),
     )
     kv_cache_dtype: str = option(
         "auto",
-        "auto keeps keys and values in dtype, int8 in codes of 8 bits, 32 of which share a scale: "
-        "8.5 bits a number, for long contexts. It needs the native step.",
+        "auto stores keys and values in dtype. int8 stores them in 8 bits, with a scale per 32 "
+        "numbers (8.5 bits each), for long contexts; it needs the native step.",
         choices=("auto", "int8"),
     )
     drafter_quantization: str = option(
         "auto",
-        "The same for the drafter's weights. auto is, where the native step runs the drafter, "
-        "int8-a8, with activations of 8 bits, int4-a8 for a checkpoint beside a target that "
-        "quantization makes few-bit, and int4-g32-a8 for a head. none leaves the weights as they "
-        "are. Output stays the same.",
+        "Quantise the drafter's weights at load. auto is int8-a8, int4-a8 beside a target "
+        "with quantization, and int4-g32-a8 for a head, where the native step runs the drafter. "
+        "none leaves the weights as they are. Output stays the same.",
     )
     drafter_window: int | None = option(
         None,
-        "Number of last tokens that a drafter attends to or looks up; all unless given, and 16,384 "
-        "for ngram and suffix. Output stays the same.",
+        "A drafter attends to or looks up only this many last tokens. Unless given, 16,384 for "
+        "ngram and suffix, and all for others. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
     )
     threads: int | None = option(
         None,
-        "Threads that the engine keeps busy, of the whole process; OMP_NUM_THREADS, or as many as "
-        "there are cores, unless given. The first engine of a process decides. Output stays the "
-        "same.",
+        "Threads that compute, in the whole process: the first engine of a process decides. "
+        "Unless given, OMP_NUM_THREADS or the number of cores. Output stays the same.",
         Number(1, 4096, "give 1 to {most}, or None", optional=True),
     )
     drafter_cpus: str | None = option(
         None,
-        "CPUs that run the passes of a drafter's checkpoint and nothing else, as in 8-15; the "
-        "target's passes run on the others. Both run on all unless given. Output stays the same.",
+        "CPUs that run only the drafter's passes, as in 8-15; the target's passes run on the "
+        "others. Unless given, both run on all CPUs. Output stays the same.",
     )
     draft_ahead: int | None = option(
         None,
-        "With drafter_cpus, tokens that a drafter drafts behind a draft while the target verifies "
-        "it, at most; 0 lets it wait. Unless given they are a draft's and one more, in stretches "
-        "where that is measured to be faster. Output stays the same.",
+        "With drafter_cpus, most tokens that the drafter drafts ahead while the target verifies "
+        "a draft; 0 makes it wait. Unless given, a draft's length plus one, whenever that is "
+        "measured to be faster. Output stays the same.",
         Number(0, LARGEST_DRAFT, "give 0 to {most}, or None to have it measured", optional=True),
     )
     suffix_store: int = option(
         0,
-        "Tokens of past outputs that drafter suffix looks up beside the sequence itself, apart by "
-        "cache_salt; 0 keeps none. Output stays the same.",
+        "Most tokens of past outputs that drafter suffix looks up besides the sequence itself, "
+        "separated by cache_salt; 0 keeps none. Output stays the same.",
         Number(0, LARGEST_CONTEXT, "give 0 to {most}"),
     )
     preset: str | None = option(
         None,
-        "The use: chat, code, agents, long-context or batch. It sets how long drafts may become "
-        "and what is expected of them at first; long-context also sets a drafter's window, "
-        "unless drafter_window is given.",
+        "The use case: chat, code, agents, long-context or batch. It sets the longest draft and "
+        "the acceptance that is assumed at first. long-context also sets drafter_window, unless "
+        "that is given.",
         choices=(*PRESETS, None),
     )
     acceptance_rule: str = option(
         "coupled",
-        "coupled (the same seed gives the same tokens whatever drafts), or rejection or block (the "
-        "same distribution, other tokens with another drafter or K).",
+        "coupled: a seed gives the same tokens, whatever drafts. rejection or block: the same "
+        "distribution, but other tokens with another drafter or K.",
         choices=ACCEPTANCE_RULES,
     )
     max_model_len: int | None = option(
         None,
-        "Longest prompt plus output, in tokens; the model's context unless given.",
+        "Most tokens of prompt and output together; the model's context unless given.",
         Number(2, LARGEST_CONTEXT, "give 2 to {most}, or None", optional=True),
     )
     max_num_seqs: int = option(
-        32, "Most sequences decoded together.", Number(1, 2**16, "give 1 to {most}")
+        32, "Most sequences that are decoded together.", Number(1, 2**16, "give 1 to {most}")
     )
     max_num_batched_tokens: int = option(
         512,
-        "Most committed rows of a step: the prefill chunk.",
+        "Most prompt and decode tokens in a step, drafts not counted: the size of prefill chunks.",
         Number(1, 2**17, "give 1 to {most}"),
     )
     scheduling_policy: str = option(
         "fcfs",
-        "fcfs serves requests in order of arrival, priority the lowest priority first.",
+        "fcfs serves requests in order of arrival; priority serves the lowest priority number "
+        "first.",
         choices=("fcfs", "priority"),
     )
     enable_prefix_caching: bool = option(
-        True, "Sequences with the same beginning share its cache pages. Output stays the same."
+        True, "Share cache pages between sequences that begin alike. Output stays the same."
     )
     repack_cache: bool = option(
         True,
-        "Weights that are packed or quantised at load are kept in the user's cache folder, 20 GiB "
-        "at most, and later starts map them. Output stays the same.",
+        "Keep packed and quantised weights in the user's cache folder, at most 20 GiB, so that "
+        "later starts can map them. Output stays the same.",
     )
     memory: int | float | str | None = option(
         None,
-        "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5. "
-        "By default it has room for max_num_seqs sequences of 2048 tokens, or for one of full "
-        "length if that is more, but takes at most half of what is free. A page takes memory when "
-        "it is first used.",
+        "Memory of the KV cache: bytes, a text such as 2GiB, or a share of free memory such as "
+        "0.5. By default it holds max_num_seqs sequences of 2048 tokens, or one of full length "
+        "if that is more, but at most half of free memory. A page takes memory when it is first "
+        "used.",
     )
     seed: int | None = option(
         None,
-        "Base of the seeds of requests without one; random unless given.",
+        "Base of the seeds of requests that give none; random unless given.",
         Number(0, LARGEST_SEED, "give a whole number from 0 to {most}", optional=True),
     )
     logprobs_mode: str = option(
         "raw_logprobs",
-        "raw_logprobs (of the model's own logits) or processed_logprobs (after penalties, "
-        "temperature and truncation).",
+        "raw_logprobs are computed from the model's own logits, processed_logprobs after "
+        "penalties, temperature and truncation.",
         choices=("raw_logprobs", "processed_logprobs"),
     )
     special_tokens_in_text: bool = option(
         True,
-        "Control tokens, such as the end of a turn, that are spelled in a prompt, a message or a "
-        "tool count as control tokens. With false they are plain text; then control tokens come "
-        "only from chat templates and from prompts of token ids.",
+        "Read control tokens, such as the end of a turn, where a prompt, a message or a tool "
+        "spells them. If false, such text stays plain, and control tokens come only from chat "
+        "templates and from prompts of token ids.",
     )
     page_size: int = option(16, "", Number(1, 2**14, "give 1 to {most}"))
 
@@ -376,14 +376,14 @@ def _lookup(name: str, help: str) -> Option:
 ENGINE_OPTIONS = (
     Option(
         "drafter", str, "auto",
-        "auto, ngram, suffix, none, a checkpoint's folder or file, retokenize:FOLDER for one with "
-        "another tokenizer, or several joined by + "
-        "(model+suffix), whose drafts are merged into trees. auto chooses at each step among all "
-        "that are at hand: the checkpoint in the sub-folder or sibling drafter, lookups, and what "
-        "is named after it (auto+NAME); nothing for a model whose state cannot be rolled back.",
+        "auto, ngram, suffix, none, a checkpoint's folder or file, retokenize:FOLDER for a "
+        "model with another tokenizer, or several joined by + (model+suffix), whose drafts are "
+        "merged into trees. auto chooses at each step between lookups, the checkpoint in the "
+        "sub-folder or sibling folder drafter, and drafters that are named after it "
+        "(auto+NAME).",
     ),
-    _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
-    _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
+    _lookup("prompt_lookup_min", "Tokens of drafter ngram's shortest n-gram; 2 unless given."),
+    _lookup("prompt_lookup_max", "Tokens of drafter ngram's longest n-gram; 4 unless given."),
     Option(
         "speculative_config", str, None,
         "vLLM's JSON object, instead of drafter and num_speculative_tokens: method "
@@ -395,7 +395,7 @@ ENGINE_OPTIONS = (
     ),
     Option(
         "gpu_memory_utilization", float, None,
-        "vLLM's name for memory as a share.", high=1,
+        "vLLM's name for memory, as a share of free memory.", high=1,
     ),
     *options_of(EngineConfig),
 )  # fmt: skip

@@ -36,11 +36,11 @@ HOMES = {
     ),
     "verify": Home(
         "verify", "verify",
-        "Prove that nothing is lost: plain against speculative, every rule against the oracle.",
+        "Check that speculative output equals plain output, and acceptance rules their oracles.",
     ),
     "explain": Home(
         "explain", "explain",
-        "Show one decode step token by token: draft, probabilities, noise, what stands and why.",
+        "Show one decode step token by token: draft, probabilities, noise and verdict.",
     ),
     "tune": Home(
         "tune", "tune",

@@ -87,7 +87,7 @@ class AdviseFlags:
         "conversation",
         "NAME=SHARE,... of conversation, code, qa, creative, reasoning, predictable.",
     )
-    temperature: float = setting(0.0, "Of sampling.")
+    temperature: float = setting(0.0, "Sampling temperature.")
     acceptance: str | None = setting(
         None,
         "A report with measured acceptance; accepted / drafted at its K (0.73@5); or the shares "

@@ -163,30 +163,31 @@ class BenchFlags:
 
     drafter: list[str] | None = setting(
         None,
-        "auto, ngram, suffix or a checkpoint's folder; may be given again, or with commas. The "
-        "model's own drafter, if it has one, ngram and auto unless given. With --replay: ngram, "
-        "suffix or planted:AGREEMENT[:SIZE], which agrees with the target that often (a share "
-        "from 0 to 1) and costs a model of SIZE, or nothing; several joined by +, or auto+ and "
-        "those that it may choose; planted:0.8 and ngram unless given.",
+        "auto, ngram, suffix or a checkpoint's folder; several comma-separated or by repeating the "
+        "option. Unless given, the model's own drafter if it has one, ngram and auto. With "
+        "--replay: ngram, suffix or planted:AGREEMENT[:SIZE], which agrees with the target in "
+        "that share of tokens (0 to 1) and costs as much as a model of SIZE, or nothing; several "
+        "joined by +, or auto+ and those that it may choose. Unless given, planted:0.8 and ngram.",
     )
-    num_speculative_tokens: str = setting("4", "Draft lengths K, with commas.", metavar="INTS")
-    temperature: str = setting("0,0.7,1", "Temperatures, with commas.", metavar="FLOATS")
-    batch_size: str = setting("1", "How many prompts run together, with commas.", metavar="INTS")
+    num_speculative_tokens: str = setting("4", "Draft lengths K, comma-separated.", metavar="INTS")
+    temperature: str = setting("0,0.7,1", "Temperatures, comma-separated.", metavar="FLOATS")
+    batch_size: str = setting(
+        "1", "Numbers of prompts that run together, comma-separated.", metavar="INTS"
+    )
     prompts: str | None = setting(
         None,
         "code (held out from the pocket pair's training; the default), edit, prose, json, chat, "
-        "or a .jsonl or .json file of prompts; the files of MT-Bench, Spec-Bench and SPEED-Bench "
-        "(.parquet) are read as they are. With --replay, which needs recorded answers, all but "
-        "code; the default is edit then.",
+        "or a .jsonl or .json file of prompts. Files of MT-Bench, Spec-Bench and SPEED-Bench "
+        "(.parquet) are read as they are. --replay needs recorded answers, which code lacks; its "
+        "default is edit.",
         metavar="NAME|FILE",
     )
-    num_prompts: int | None = setting(None, "How many of the prompts, the first 8 unless given.")
+    num_prompts: int | None = setting(None, "Use only this many prompts; 8 unless given.")
     max_tokens: int = setting(128, "Output tokens of each prompt.")
     rounds: Rounds = LEAST_ROUNDS
     explain: bool = setting(
         False,
-        "Say also what the engine believes, and so why it drafts as it does, where the choices "
-        "are its own, as with drafter auto.",
+        "Also show what the engine expects of each choice, where it chooses, as with drafter auto.",
     )
     json_: AsJson = False
     out: Out = None
@@ -197,7 +198,7 @@ class BenchFlags:
         callback=png,
     )
     fresh: bool = setting(
-        False, "Start an engine for each measurement, so that its time for learning counts."
+        False, "Start an engine for each measurement, so that the time it learns counts."
     )
     replay: str | None = setting(
         None,

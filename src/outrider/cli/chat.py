@@ -307,7 +307,9 @@ def typed(prompt: str) -> Iterator[str]:
 def chat(
     model: Model = None,
     system: str | None = setting(None, "The system prompt.", metavar="TEXT"),
-    temperature: float | None = setting(None, "Of sampling; the model's own unless given."),
+    temperature: float | None = setting(
+        None, "Sampling temperature; the model's own unless given."
+    ),
     max_tokens: int | None = setting(None, "Most tokens of an answer; what the context holds."),
     seed: int | None = setting(None, "The seed of every answer; another each unless given."),
     **options: Any,

@@ -74,7 +74,7 @@ def checklist(
     plain: str | None = setting(None, "The same without speculation.", metavar="ENDPOINT|FILE"),
     before: str | None = setting(None, "The report from staging.", metavar="FILE"),
     drafter: str | None = setting(None, "The drafter.", metavar="PATH"),
-    yes: str | None = setting(None, "Points that are so, with commas between.", metavar="IDS"),
+    yes: str | None = setting(None, "Points that hold, comma-separated.", metavar="IDS"),
     no: str | None = setting(None, "Points that are not so.", metavar="IDS"),
     fact: list[str] | None = setting(None, "A fact that you know.", metavar="NAME=VALUE"),
     api_key: ApiKey = None,

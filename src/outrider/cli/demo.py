@@ -30,8 +30,8 @@ NARROWEST_COLUMNS = 100
 BAR = 40
 STYLES = {Origin.ACCEPTED: "green", Origin.BONUS: "cyan", Origin.PLAIN: ""}
 TEACHING = Text.assemble(
-    "Drafters propose, the target checks several tokens at once, and the engine chooses at each "
-    "step who drafts and how far. ",
+    "Drafters propose tokens, the target verifies several at once, and the engine chooses the "
+    "drafter and the draft length at each step. ",
     ("accepted draft tokens", "green"),
     " · ",
     ("the target's own token after a draft", "cyan"),
@@ -143,13 +143,13 @@ def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | N
         console.print(Text.assemble("acceptance length: ", length, means, figures))
     if believed is not None:
         chosen = "; ".join(map(choice, believed["choices"]))
-        console.print(Text.assemble("the engine's choice in the end: ", (chosen, "bold")))
+        console.print(Text.assemble("the engine's last choice: ", (chosen, "bold")))
     call = program()
     console.print("\nTry next:")
     for command, what in (
         (f'{call} generate "def fibonacci(n):" --stats', "your own prompt, with figures"),
         (f'{call} generate "class Stack:" --seed 7 --drafter ngram', "with ngram: the same text"),
-        (f"{call} bench --explain", "every drafter, and what the engine believes of them"),
+        (f"{call} bench --explain", "all drafters, and what the engine expects of them"),
     ):
         console.print(Text.assemble("  ", (command, "bold"), "  ", (what, "dim")))
 

@@ -54,12 +54,12 @@ def diagnose(
     ),
     before: str | None = setting(None, "An earlier report: what was lost since.", metavar="FILE"),
     fact: list[str] | None = setting(
-        None, "What you know beside, as temperature=0.8.", metavar="NAME=VALUE"
+        None, "A fact that the server does not tell, as in temperature=0.8.", metavar="NAME=VALUE"
     ),
     threshold: list[str] | None = setting(None, "Another threshold.", metavar="NAME=VALUE"),
     thresholds: Path | None = setting(None, "Other thresholds: a TOML file.", metavar="FILE"),
     seconds: float = setting(
-        0.0, "Watch a server so long; 0 takes what it counted since its start.", min=0, max=86_400
+        0.0, "Watch the server for this long; 0 uses its counts since its start.", min=0, max=86_400
     ),
     save: str | None = setting(
         None, "Keep what was seen: JSON to diagnose later.", metavar="FILE", callback=writable

@@ -29,10 +29,10 @@ CHOICES = {
 }  # fmt: skip
 """Who chose a token, by whether the target did and the drafter."""
 GLOSSARY = (
-    "distribution: the probabilities of the next token, p the target's and q the drafter's; "
-    "noise g: random, one number for each token, fixed by the seed and the position; "
-    "accepted: the draft token is the one that the target draws; "
-    "bonus: the target's own token that ends the step."
+    "distribution: the probabilities of the next token, p of the target and q of the drafter; "
+    "noise g: a random number for each token, fixed by seed and position; "
+    "accepted: the target draws the draft token, too; "
+    "bonus: the target's own token, which ends the step."
 )
 
 
@@ -55,11 +55,10 @@ def introduction(step: Explanation) -> str:
         )
     return (
         f"In one step the drafter, {proposes.format(k=step.num_speculative_tokens)}. The target, "
-        "the model whose text this is, reads them all in one pass and so has its distribution (the "
-        f"probabilities of the next token) at every position. {draw} A "
-        "draft token stands if it is the one that the target draws; at the first that is not, the "
-        "target's own token goes out and the rest of the draft is dropped. So the text is the same "
-        "as without a drafter, and only comes sooner."
+        "the model that writes the text, computes its distribution (the probabilities of the next "
+        f"token) at every position in one pass. {draw} A draft token is accepted if the target "
+        "draws the same one. At the first that differs, the target's token is emitted and the rest "
+        "of the draft is dropped. So the text is the same as without a drafter, and comes sooner."
     )
 
 
@@ -144,19 +143,19 @@ def show(console: Console, explanation: Explanation) -> None:
 def explain(
     model: Model = None,
     prompt: str | None = setting(
-        None, "Text to continue. A bundled piece of held-out code unless given.", metavar="TEXT"
+        None, "Text to continue; a bundled piece of held-out code unless given.", metavar="TEXT"
     ),
     temperature: float = setting(0.8, "0 takes the most likely token."),
-    seed: int = setting(0, "Fixes the noise; another one, another text."),
+    seed: int = setting(0, "Seed of the noise; another seed gives another text."),
     step: int | None = setting(
         None,
-        "Which step after the prompt; unless given, the first with both an accepted and a "
-        "rejected token.",
+        "Number of the step, counted from the prompt's. Unless given, the first with both an "
+        "accepted and a rejected token.",
     ),
     json_: AsJson = False,
     **options: Any,
 ) -> None:
-    """Show one decode step token by token: draft, probabilities, noise, what stands and why."""
+    """Show one decode step token by token: draft, probabilities, noise and verdict."""
     from .. import pocket
 
     text = pocket.prompts()[HELD_OUT] if prompt is None else prompt

@@ -54,7 +54,7 @@ def quality(
     model: Model = None,
     quantization: str = setting(
         "int8,int4",
-        "What to measure, with commas: recipes as generate takes them, or quantised "
+        "What to measure, comma-separated: recipes as generate takes them, or quantised "
         "checkpoints with the same tokenizer.",
         metavar="RECIPES",
     ),

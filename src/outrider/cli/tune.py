@@ -115,17 +115,17 @@ class TuneFlags:
         "auto", "auto, or auto+ and drafters by name or folder: all are compared."
     )
     num_speculative_tokens: str = setting(
-        "1,2,3,4,5,6,7,8,9,10", "Draft lengths K, with commas.", metavar="INTS"
+        "1,2,3,4,5,6,7,8,9,10", "Draft lengths K, comma-separated.", metavar="INTS"
     )
     batch_size: str = setting(
-        "1,4,16", "How many sequences run together, with commas.", metavar="INTS"
+        "1,4,16", "How many sequences run together, comma-separated.", metavar="INTS"
     )
     prompts: str = setting("code", "code, edit, prose, json, chat, or a file.", metavar="NAME|FILE")
     num_prompts: int | None = setting(
         None, "Prompts of a run; 8 unless given, more for larger batches."
     )
     max_tokens: int = setting(64, "Output tokens of each prompt.")
-    temperature: float = setting(0.0, "Of sampling.")
+    temperature: float = setting(0.0, "Sampling temperature.")
     max_tpot: float | None = setting(
         None, "Seconds that a sequence may wait for a token; bounds max_num_seqs."
     )
@@ -145,7 +145,7 @@ class TuneFlags:
         metavar="FILE.png",
         callback=png,
     )
-    trees: str = setting("", "Trees as NODES:DEPTH, with commas; each loads an engine more.")
+    trees: str = setting("", "Trees as NODES:DEPTH, comma-separated; each loads an engine more.")
     rounds: int = setting(12, "Of a race, at most.", min=3)
 
 

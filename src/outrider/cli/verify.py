@@ -173,46 +173,45 @@ class VerifyFlags:
 
     thorough: bool = setting(
         False,
-        "64 contexts x 65,536 draws and many more mixes, or done in two minutes.",
+        "64 contexts of 65,536 draws and many more mixes, or what takes two minutes.",
         "--thorough/--quick",
     )
     prompts: str | None = setting(
         None,
-        "A .jsonl or .json file as bench's --prompts takes it: the first 4 prompts are used, 16 if "
-        "thorough. Python code unless given.",
+        "A .jsonl or .json file of prompts, as in outrider bench. The first 4 are used, 16 if "
+        "thorough; Python code unless given.",
         metavar="FILE",
     )
     seed: int | None = setting(
-        None, "Repeats an audit; fresh unless given.", min=0, max=LARGEST_SEED
+        None, "Seed of the audit, to repeat it; random unless given.", min=0, max=LARGEST_SEED
     )
     endpoint: str | None = setting(
         None, "Audit this server, of any kind with OpenAI's API.", metavar="URL"
     )
     reference: str | None = setting(
         None,
-        "What the server should say: another server, or a checkpoint that is run plainly here. "
-        "Unless given, the server itself while it does not draft.",
+        "What to compare the server with: another server, or a checkpoint that is run plainly "
+        "here. Unless given, the server itself with drafting turned off.",
         metavar="URL|MODEL",
     )
     samples: int | None = setting(
         None,
-        f"Answers of the server to each set of options: {SAMPLES} unless given, {MANY} if "
-        "thorough.",
+        f"Answers to ask for with each set of options: {SAMPLES} unless given, {MANY} if thorough.",
         min=64,
         max=1_000_000,
     )
     laws: str | None = setting(
         None,
-        "Sets of options whose law is tested, with commas between, as in 'temperature 0.5,top_k "
-        "2'; all unless given.",
+        "Sets of sampling options to test, comma-separated, as in 'temperature 0.5,top_k 2'; "
+        "all unless given.",
         metavar="NAMES",
     )
     seconds: float | None = setting(
-        None, "Send the server nothing after so long; no limit unless given.", min=1
+        None, "Stop sending requests after this long; no limit unless given.", min=1
     )
     api_key: ApiKey = None
     fault: str | None = setting(
-        None, "Audit the audit: put a wrong rule in, which must be caught.", metavar="NAME"
+        None, "Test the audit itself: install a wrong rule, which it must catch.", metavar="NAME"
     )
     json_: AsJson = False
 
@@ -233,7 +232,7 @@ def verify(
     ),
     **options: Any,
 ) -> None:
-    """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
+    """Check that speculative output equals plain output, and acceptance rules their oracles."""
     given = {name: value for name, value in options.items() if value is not None}
     if flags.endpoint is not None:
         of_pairs = {**given, "prompts": flags.prompts, "fault": flags.fault}

@@ -116,7 +116,7 @@ class LayerskipSpec(DrafterSpec):
                 raise ConfigError(
                     f"drafter {shown(option)} is no layerskip; give {cls.name}:N, or of "
                     "skip_threshold=0.8, min_layers=16, adaptive=true or false and exit_layer=8 "
-                    f"what differs, with commas, behind {cls.name}:"
+                    f"what differs, comma-separated, after {cls.name}:"
                 )
             values[key] = read(text)
         return cls(**values)
