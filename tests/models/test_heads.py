@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from outrider.base.types import DraftBudget
+from outrider.base.types import DraftBudget, DraftNodes
 from outrider.checkpoints.heads import read_head
 from outrider.drafters.forward import draft_limits
 from outrider.errors import ModelError
@@ -300,6 +301,53 @@ def test_medusas_choices_are_the_tree(tiny_llama: Path, tmp_path: Path) -> None:
         else:
             assert set(found) == expected
             assert len(found) == len(expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("nodes", [4, 12])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02}],
+    ids=["greedy", "all", "truncated"],
+)
+def test_drafts_among_few_ids_are_those_among_all(
+    sampling: dict[str, float], nodes: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Draws among a head's own logits are those among all ids: the lowest id on a tie, and none
+    that a request forbids."""
+    config, step = AutoConfig.from_pretrained(tiny_llama), native.library()
+    assert step is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    rising = make_head(Eagle(drafted=40), config)
+    rising.lm_head.weight[1::2] = rising.lm_head.weight[::2]  # every logit is there twice
+    mixed, order = deepcopy(rising), torch.randperm(40)
+    places = torch.arange(40)
+    mixed.lm_head.weight.copy_(rising.lm_head.weight[order])
+    mixed.d2t.copy_((rising.d2t + places)[order] - places)
+
+    def drafted(reference: Reference, name: str, **options: Any) -> DraftNodes:
+        head = read_head(save_head(reference, tmp_path / name))
+        assert head is not None
+        model = NativeHead(head, target, 64, "none")
+        sequence = sequence_of(target, 3, ignore_eos=True, **sampling, **options)
+        count = len(sequence.tokens)
+        states = np.random.default_rng(0).standard_normal((count - 1, config.hidden_size))
+        segment = Segment(
+            sequence.tokens[1:], 1, array("i", range(16)), 1, count, first=1,
+            states=states.astype(np.float32),
+        )  # fmt: skip
+        asked = DraftInput(sequence, draft_limits(DraftBudget(4, nodes)))
+        noise = NativeNoise(config.vocab_size, step)
+        return model.draft([segment], model.new_store(16, PAGE), [asked], noise)[0]
+
+    found = drafted(rising, "rising")
+    assert len(found.tokens) == nodes
+    assert drafted(rising, "rising", logit_bias={0: 0.0}) == found
+    assert drafted(mixed, "mixed") == found
+    forbidden = found.tokens[0]
+    other = drafted(rising, "rising", logit_bias={forbidden: -100.0})
+    assert forbidden not in other.tokens
+    assert other == drafted(mixed, "mixed", logit_bias={forbidden: -100.0})
 
 
 def test_what_a_head_adds_is_what_the_target_does_not_hold(

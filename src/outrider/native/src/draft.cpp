@@ -244,6 +244,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
     const std::vector<std::int32_t>& targets = likely ? model.likely_ids : model.targets;
     const int own = likely ? int(targets.size()) : model.c.vocabulary;
     const bool at_once = all.size() && all[0].levels, transitions = has_transitions(model);
+    const bool few = model.rising && !likely && !transitions;
     for (Drafting& d : all) d.open = {-1};
     std::vector<Line> lines;
     std::vector<Drawn> drawn;
@@ -275,19 +276,30 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
             if (!at_once) plant(d.planted, before + length, raw, own);
             std::vector<float> wide;
             const Path path{line.path.data(), length};
+            const int output = before - d.pipeline->o.prompt_length;
+            Drawn* const found = &drawn[r * each];
+            const NoiseOf noise(*d.pipeline, before + length);
+            // Few ids need no row of all, unless options speak of others.
+            if (few && !line.mask && d.pipeline->only_sharpens(output, path) &&
+                targets.back() < d.pipeline->o.vocabulary) {
+                wide.assign(raw, raw + own);
+                d.pipeline->sharpen(wide.data(), own);
+                draw_some_of(wide.data(), targets.data(), own, noise.get(),
+                             std::min(d.draws(), own), found);
+                return;
+            }
             const float* z;
             if (transitions) {
                 const int last = length ? line.path.back() : d.from.last;
                 const float* state = ended + std::size_t(line.raw) * model.c.hidden;
                 score_transitions(model, raw, own, targets, last, state, line.mask, wide,
                                   d.pipeline->o.vocabulary);
-                d.pipeline->apply(wide.data(), before - d.pipeline->o.prompt_length, path, false);
+                d.pipeline->apply(wide.data(), output, path, false);
                 z = wide.data();
             } else {
                 z = process(*d.pipeline, raw, own, targets, before, path, line.mask, at_once, wide);
             }
-            const NoiseOf noise(*d.pipeline, before + length);
-            draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), &drawn[r * each]);
+            draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), found);
         });
         std::vector<int> first;
         for (Drafting& d : all) first.push_back(int(d.nodes.size()));

@@ -81,6 +81,7 @@ struct Model : Counted {
     // The target's id of each row of logits, or -1, and the id that its embedding has here for each
     // of the target's, or -1; empty where they are the same.
     std::vector<std::int32_t> targets, inputs;
+    bool rising = false;  // whether there are `targets`, each above the one before and none -1
     std::vector<std::int32_t> likely_ids;  // of each of the likely rows, or -1
     // Its token for one of the target's, or -1.
     int input_of(int token) const {

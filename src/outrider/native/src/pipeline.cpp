@@ -268,6 +268,10 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
         for (std::size_t i = 0; i < bias.size(); ++i) z[bias_ids[i]] += bias[i];
     }
     if (o.penalises) penalise(z, path);
+    sharpen(z, count);
+}
+
+void Pipeline::sharpen(float* z, int count) const {
     if (o.temperature == 0) return;
     if (o.temperature != 1)
         for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
@@ -275,6 +279,11 @@ void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
     if (o.top_k > 0 && o.top_k < count)
         cut_below(z, count, kth(z, count, tops_of(z, count), o.top_k));
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
+}
+
+bool Pipeline::only_sharpens(int output, Path path) const {
+    return !banned_ && std::int64_t(output) + path.length >= o.min_tokens && bias.empty() &&
+           !o.penalises;
 }
 
 Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
@@ -356,6 +365,28 @@ struct Peaks {
     }
 };
 
+// The highest draws so far, the lower id first on a tie.
+struct Highest {
+    const int count;
+    Drawn* const out;
+
+    Highest(int count, Drawn* out) : count(count), out(out) {
+        std::fill(out, out + count, Drawn{std::numeric_limits<std::int32_t>::max(), NEVER});
+    }
+    // Below it none of them is.
+    float least() const { return out[count - 1].score; }
+    void add(Drawn drawn) {
+        const auto before = [&](const Drawn& other) {
+            return drawn.score > other.score ||
+                   (drawn.score == other.score && drawn.token < other.token);
+        };
+        if (!before(out[count - 1])) return;
+        int place = count - 1;
+        for (; place > 0 && before(out[place - 1]); --place) out[place] = out[place - 1];
+        out[place] = drawn;
+    }
+};
+
 }  // namespace
 
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
@@ -389,28 +420,57 @@ void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, D
         std::fill(out, out + count, Drawn{0, NAN});
         return;
     }
-    std::fill(out, out + count, Drawn{vocabulary, NEVER});
+    Highest best(count, out);
     peaks.each_block([&](int first, float highest) {
-        if (highest + (key ? MOST_NOISE : 0) < out[count - 1].score) return;
+        if (highest + (key ? MOST_NOISE : 0) < best.least()) return;
         float scores[NOISE_BLOCK] = {};
         if (key) {
             const NoiseWords words(*key, std::uint32_t(first));
-            if (highest + words.most() < out[count - 1].score) return;
+            if (highest + words.most() < best.least()) return;
             words.write(scores);
         }
         const int here = std::min(NOISE_BLOCK, vocabulary - first);
-        for (int i = 0; i < here; ++i) {
-            const Drawn drawn{first + i, key ? scores[i] + z[first + i] : z[first + i]};
-            auto before = [&](const Drawn& other) {
-                return drawn.score > other.score ||
-                       (drawn.score == other.score && drawn.token < other.token);
-            };
-            if (!before(out[count - 1])) continue;
-            int place = count - 1;
-            for (; place > 0 && before(out[place - 1]); --place) out[place] = out[place - 1];
-            out[place] = drawn;
-        }
+        for (int i = 0; i < here; ++i)
+            best.add({first + i, key ? scores[i] + z[first + i] : z[first + i]});
     });
+}
+
+void draw_some_of(const float* z, const std::int32_t* ids, int own, const NoiseKey* key, int count,
+                  Drawn* out) {
+    if (!key) {
+        draw_some(z, own, nullptr, count, out);
+        for (int i = 0; i < count; ++i)
+            if (out[i].token < own) out[i].token = ids[out[i].token];
+        return;
+    }
+    if (any_nan(z, own)) {
+        std::fill(out, out + count, Drawn{ids[0], NAN});
+        return;
+    }
+    Highest best(count, out);
+    const auto look = [&](int first, int last) {
+        const float highest = highest_of(z + first, last - first);
+        if (highest + MOST_NOISE < best.least()) return;
+        const NoiseWords words(*key, std::uint32_t(ids[first] / NOISE_BLOCK * NOISE_BLOCK));
+        if (highest + words.most() < best.least()) return;
+        float noise[NOISE_BLOCK];
+        words.write(noise);
+        for (int i = first; i < last; ++i) best.add({ids[i], noise[ids[i] % NOISE_BLOCK] + z[i]});
+    };
+    const auto end_of = [&](int first) {
+        int last = first + 1;
+        while (last < own && ids[last] / NOISE_BLOCK == ids[first] / NOISE_BLOCK) ++last;
+        return last;
+    };
+    // The block of the likeliest token sets the bar high.
+    const int likeliest = index_of(z, own, highest_of(z, own));
+    int start = likeliest;
+    while (start > 0 && ids[start - 1] / NOISE_BLOCK == ids[likeliest] / NOISE_BLOCK) --start;
+    look(start, end_of(start));
+    for (int first = 0, last = 0; first < own; first = last) {
+        last = end_of(first);
+        if (first != start) look(first, last);
+    }
 }
 
 void write_noise(const NoiseKey& key, std::int64_t count, float* out) {

@@ -41,6 +41,10 @@ struct Pipeline : public Counted {
     // Makes z [vocabulary] of logits, in place; `output` tokens are committed beside the prompt.
     // `late_only` leaves out what comes before penalties, which the caller has done.
     void apply(float* z, int output, Path path, bool late_only) const;
+    // What `apply` does in the end: temperature and truncation, of any `count` logits.
+    void sharpen(float* z, int count) const;
+    // Whether `apply` does nothing else there.
+    bool only_sharpens(int output, Path path) const;
 
     // Where the token at `position` gets its noise.
     NoiseKey key(int position) const {
@@ -75,6 +79,11 @@ Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 // The `count` highest of z + g (of z with no `key`), highest first, the lower id first on a tie;
 // NaN where an element of z is.
 void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out);
+
+// The same of elements that are those of `ids` alone; with a key the ids rise. Without one, the
+// first of equal elements comes first.
+void draw_some_of(const float* z, const std::int32_t* ids, int own, const NoiseKey* key, int count,
+                  Drawn* out);
 
 // Writes the noise of `count` tokens from id 0 on.
 void write_noise(const NoiseKey& key, std::int64_t count, float* out);

@@ -1,5 +1,6 @@
 // Makes models: their sizes, matrices, norms, tables and ids.
 #include <algorithm>
+#include <functional>
 
 #include "coded.hpp"
 #include "guard.hpp"
@@ -521,6 +522,10 @@ const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabula
         for (int i = 0; i < vocabulary; ++i)
             if (targets[i] < -1) return "an id is below -1";
         model->targets.assign(targets, targets + vocabulary);
+        const auto& all = model->targets;
+        model->rising =
+            !all.empty() && all[0] >= 0 &&
+            std::adjacent_find(all.begin(), all.end(), std::greater_equal<>()) == all.end();
         model->inputs.assign(inputs, inputs + count);
         return nullptr;
     });
