@@ -21,15 +21,15 @@ HOMES = {
         "chat", "chat",
         "Chat with a model; accepted tokens are green, the target's own after a draft cyan.",
     ),
-    "serve": Home("serve", "serve", "Serve a model to clients of OpenAI and vLLM."),
+    "serve": Home("serve", "serve", "Serve a model over the APIs of OpenAI and vLLM."),
     "config": Home(
         "serve", "config",
-        "Show the options that a server would have, and where each comes from.",
+        "Show a server's options and the source of each.",
     ),
     "quantize": Home("copies", "quantize", "Write a quantised copy of a checkpoint."),
     "convert": Home(
         "copies", "convert",
-        "Write a checkpoint with safetensors, which are all that serving reads.",
+        "Convert a checkpoint to safetensors, the only format that is served.",
     ),
     "demo": Home(
         "demo", "demo", "Decode held-out code plainly and speculatively, side by side.",

@@ -103,20 +103,20 @@ class AdviseFlags:
     full: bool = setting(False, "Show traffic, TTFT, cost, alerts, rules and stack too.")
     json_: AsJson = False
     out: Out = None
-    dtype: str = setting("bf16", "Of the weights: fp32, bf16, fp8, int8, int4.")
-    drafter_dtype: str | None = setting(None, "Of the drafter's weights.")
-    input_tokens: int = setting(512, "Of a request.")
-    output_tokens: int = setting(256, "Of a request.")
-    max_ttft: float | None = setting(None, "Service level, seconds.")
-    max_tpot: float | None = setting(None, "Service level, seconds.")
+    dtype: str = setting("bf16", "Dtype of the weights: fp32, bf16, fp8, int8, int4.")
+    drafter_dtype: str | None = setting(None, "Dtype of the drafter's weights.")
+    input_tokens: int = setting(512, "Prompt tokens of a request.")
+    output_tokens: int = setting(256, "Output tokens of a request.")
+    max_ttft: float | None = setting(None, "Service level in seconds.")
+    max_tpot: float | None = setting(None, "Service level in seconds.")
     priority: str = setting("latency", "latency, throughput, memory or 'zero loss'.")
-    placement: str = setting("same", "Of the drafter: same, own or cpu.")
-    drafter_hardware: str | None = setting(None, "The device that the drafter has for itself.")
-    fine_tune: bool = setting(False, "Ask what a drafter tuned on the traffic would bring.")
-    utilisation: float | None = setting(None, "Of the device today, 0 to 1.")
-    memory_used: float | None = setting(None, "Of the device today, 0 to 1.")
-    price: float | None = setting(None, "Dollars for an hour of a device.")
-    num_speculative_tokens: int = setting(8, "Longest draft K that is looked at.")
+    placement: str = setting("same", "Where the drafter runs: same, own or cpu.")
+    drafter_hardware: str | None = setting(None, "The drafter's own device.")
+    fine_tune: bool = setting(False, "Also forecast a drafter that is trained on the traffic.")
+    utilisation: float | None = setting(None, "Share of the device in use today, 0 to 1.")
+    memory_used: float | None = setting(None, "Share of the device's memory in use today, 0 to 1.")
+    price: float | None = setting(None, "Dollars per hour and device.")
+    num_speculative_tokens: int = setting(8, "Longest draft K to consider.")
     plot: str | None = setting(
         None, "Write the speedup by acceptance here, an SVG.", metavar="FILE", callback=writable
     )
@@ -129,7 +129,7 @@ def advise(
         "MODEL", "A model of the catalogue, a folder with a config.json, or a hub name."
     ),
 ) -> None:
-    """Say whether speculation is worth it: a verdict, the draft length, and what it rests on."""
+    """Judge whether speculation is worth it: verdict, draft length and reasons."""
     from ..ops.planning import Situation
     from ..ops.planning import advise as judge
     from ..ops.planning.acceptance import parse_acceptance

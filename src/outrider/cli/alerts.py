@@ -53,7 +53,7 @@ def exporter(
     ),
     api_key: ApiKey = None,
 ) -> None:
-    """Republish an engine's metrics under one schema, until it is stopped."""
+    """Republish an engine's metrics under one schema, until stopped."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     from ..base.outside.sockets import is_local

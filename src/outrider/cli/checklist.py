@@ -65,23 +65,23 @@ def _ask(state: State) -> tuple[list[str], list[str]]:
 
 def checklist(
     model: str | None = argument("MODEL", "The target of a pair.", None),
-    state: Path | None = setting(
-        None, "Answers are read from here, and kept here.", metavar="FILE"
-    ),
+    state: Path | None = setting(None, "File in which answers are kept.", metavar="FILE"),
     source: str | None = setting(
-        None, "A server or a report that verifies what it can.", metavar="ENDPOINT|FILE"
+        None, "A server or a report with facts about the points.", metavar="ENDPOINT|FILE"
     ),
     plain: str | None = setting(None, "The same without speculation.", metavar="ENDPOINT|FILE"),
     before: str | None = setting(None, "The report from staging.", metavar="FILE"),
     drafter: str | None = setting(None, "The drafter.", metavar="PATH"),
     yes: str | None = setting(None, "Points that hold, comma-separated.", metavar="IDS"),
-    no: str | None = setting(None, "Points that are not so.", metavar="IDS"),
-    fact: list[str] | None = setting(None, "A fact that you know.", metavar="NAME=VALUE"),
+    no: str | None = setting(None, "Points that do not hold, comma-separated.", metavar="IDS"),
+    fact: list[str] | None = setting(
+        None, "A fact that neither server nor report tells.", metavar="NAME=VALUE"
+    ),
     api_key: ApiKey = None,
     json_: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Walk the points before production; exit with 1 while any is open or not done.
+    """Go through the checklist for production; exit with 1 while a point is open.
 
     What facts show is ticked. The rest is asked where this is a terminal and neither --yes nor
     --no is given.

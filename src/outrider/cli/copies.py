@@ -17,7 +17,7 @@ def convert(
     ),
     out: Path = argument("OUT", "The new folder."),
 ) -> None:
-    """Write a checkpoint with safetensors, which are all that serving reads.
+    """Convert a checkpoint to safetensors, the only format that is served.
 
     Pickled weights are read as tensors alone, in a process of its own with a limit on its memory.
     """

@@ -54,8 +54,8 @@ def render(
         None, f"Method of a checkpoint: {', '.join(WITH_CHECKPOINT)}; by default its name tells."
     ),
     num_speculative_tokens: int | None = setting(None, "Draft length K."),
-    tensor_parallel_size: int | None = setting(None, "GPUs of a layer."),
-    max_model_len: int | None = setting(None, "Prompt plus output, tokens."),
+    tensor_parallel_size: int | None = setting(None, "GPUs that share each layer."),
+    max_model_len: int | None = setting(None, "Most tokens of prompt and output together."),
     format_: str = setting("command", FORMS + ".", "--format"),
     out: Folder = None,
 ) -> None:
@@ -124,7 +124,7 @@ def plan(
     json_: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Say how many replicas and devices some traffic needs, with speculation and without.
+    """Compute the replicas and devices that traffic needs, with and without speculation.
 
     Spares and a plain standby are counted. The exit code is 1 where no number of replicas keeps
     the service levels. docs/production.md has an example of a file.

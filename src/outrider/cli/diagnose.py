@@ -68,7 +68,7 @@ def diagnose(
     json_: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Say what is wrong with speculation: symptoms, causes, remedies; exit with 1 if any is."""
+    """Find faults of speculation: symptoms, causes, remedies; exit with 1 if there are any."""
     from ..ops.diagnose.diagnose import judge, look, markdown
     from ..ops.diagnose.facts import check_thresholds
     from .reports import deliver
@@ -97,11 +97,11 @@ def doctor(
     drafter: str | None = setting(
         None, "The drafter: a checkpoint's or a head's folder.", metavar="PATH"
     ),
-    port: int = setting(8000, "Where the server would listen."),
-    host: str = setting("127.0.0.1", "The address of that."),
+    port: int = setting(8000, "Port that the server would use."),
+    host: str = setting("127.0.0.1", "Address that the server would use."),
     json_: AsJson = False,
 ) -> None:
-    """Check the machine and the pair before serving; exit with 1 where something fails."""
+    """Check the machine and the model before serving; exit with 1 if a check fails."""
     from ..ops.diagnose.doctor import FAIL, text_of
     from ..ops.diagnose.doctor import doctor as check
 

@@ -140,7 +140,7 @@ app.command()(suggest)
 def list_drafters(
     model: str | None = argument(
         "MODEL",
-        "Say also which drafters this target has at hand, and the memory that each takes: "
+        "Also show which drafters this target has, and the memory of each: "
         "a checkpoint's folder, .gguf file or hub name.",
         None,
     ),
@@ -185,7 +185,7 @@ def check(
     target: str | None = setting(None, "", hidden=True),
     json_: AsJson = False,
 ) -> None:
-    """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.
+    """Check whether a drafter's checkpoint fits a target; exit with 1 if it does not.
 
     Only configs, tokenizers and the names and shapes of tensors are read. Of a drafter with another
     tokenizer it says which tokens are shared and what is lost to the others, on bundled texts.

@@ -31,13 +31,13 @@ PolicyFile = Annotated[
 
 @app.callback()
 def guard() -> None:
-    """Watch an engine; draft less or go to a standby where it fails, and come back."""
+    """Watch an engine; if it fails, draft less or switch to a standby, and return."""
 
 
 @app.command()
 def run(
     policy: PolicyFile,
-    dry_run: bool = setting(False, "Decide and tell, act never.", "--dry-run"),
+    dry_run: bool = setting(False, "Decide and report without acting.", "--dry-run"),
     json_: AsJson = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
@@ -147,7 +147,7 @@ def force(
 
 @app.command()
 def release(policy: PolicyFile) -> None:
-    """Let the rules hold again; traffic comes back by probation."""
+    """Let the rules decide again; traffic returns by probation."""
     _leave(policy, None)
 
 

@@ -178,16 +178,22 @@ class LoadFlags:
         metavar="NAME|FILE",
     )
     concurrency: str | None = setting(
-        None, "Closed loops: so many requests at once.", metavar="INTS"
+        None, "Closed loops: numbers of requests at once, comma-separated.", metavar="INTS"
     )
     request_rate: str | None = setting(
-        None, "Open loops: requests a second; inf sends all at once.", metavar="FLOATS"
+        None,
+        "Open loops: requests per second, comma-separated; inf sends all at once.",
+        metavar="FLOATS",
     )
     num_prompts: int = setting(100, "Requests of each load.")
-    duration: float | None = setting(None, "End each load after so many seconds.")
+    duration: float | None = setting(None, "End each load after this many seconds.")
     max_tokens: int = setting(128, "Output tokens of each request.")
-    temperature: float | None = setting(None, "The server's own unless given.")
-    model: str | None = setting(None, "The first that the server lists unless given.")
+    temperature: float | None = setting(
+        None, "Sampling temperature; the server's own unless given."
+    )
+    model: str | None = setting(
+        None, "The model to ask; the first that the server lists unless given."
+    )
     api_key: str | None = setting(None, "The API key of the servers.", envvar=KEYS, metavar="KEY")
     compare_speculation: bool = setting(
         False, "Load an Outrider server with speculation off and on, in turns."
@@ -195,7 +201,7 @@ class LoadFlags:
     json_: AsJson = False
     out: Out = None
     compare: str | None = setting(None, "Load this server, too, in turns.", metavar="URL")
-    rounds: int = setting(7, "Of a comparison.", min=6)
+    rounds: int = setting(7, "Rounds of a comparison.", min=6)
     trace: str | None = setting(
         None,
         "Open loop at recorded times: JSON lines of seconds, or of objects with a timestamp in "
@@ -212,16 +218,24 @@ class LoadFlags:
     max_concurrency: int | None = setting(
         None, "Hold open loops back while so many requests run; alone it is --concurrency."
     )
-    warm_up: int = setting(4, "Unmeasured requests before each load.")
-    ignore_eos: bool = setting(False, "Outputs of full length; spoils acceptance.")
-    extra_body: str | None = setting(None, "Further fields of each request.", metavar="JSON")
-    chat: bool | None = setting(None, "By the data set unless given.", "--chat/--completions")
-    goodput: list[str] | None = setting(
-        None, "A limit: ttft, itl, tpot or e2el; may come again.", metavar="NAME:MS"
+    warm_up: int = setting(4, "Requests before each load that are not measured.")
+    ignore_eos: bool = setting(False, "Generate outputs of full length; this distorts acceptance.")
+    extra_body: str | None = setting(
+        None, "Further fields of each request, as JSON.", metavar="JSON"
     )
-    seed: int = setting(0, "Of arrivals and of the order of prompts.", min=0)
-    timeout: float = setting(600.0, "Longest seconds of a request.")
-    detailed: bool = setting(False, "Report every request, too.")
+    chat: bool | None = setting(
+        None,
+        "Which endpoint to call; it follows from the data set unless given.",
+        "--chat/--completions",
+    )
+    goodput: list[str] | None = setting(
+        None,
+        "A latency target: ttft, itl, tpot or e2el; may be given several times.",
+        metavar="NAME:MS",
+    )
+    seed: int = setting(0, "Seed of arrivals and of the order of prompts.", min=0)
+    timeout: float = setting(600.0, "Most seconds that a request may take.")
+    detailed: bool = setting(False, "Also report every request.")
     html: str | None = setting(
         None,
         "Write the report as one HTML page; needs outrider[plot].",

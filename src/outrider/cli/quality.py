@@ -66,7 +66,7 @@ def quality(
         dir_okay=False,
         metavar="FILE",
     ),
-    windows: int = setting(64, "Read so many windows of 512 tokens, spread over the text.", min=8),
+    windows: int = setting(64, "Windows of 512 tokens to read, spread over the text.", min=8),
     dtype: str = setting(
         "bfloat16", "auto (the checkpoint's), float32, bfloat16 or float16 (slower)."
     ),

@@ -38,24 +38,28 @@ def day_of(text: str | None) -> date | None:
 class RoiFlags:
     """The options of ``outrider ops roi``; most are fields of ``Plan``."""
 
-    devices: Annotated[int, typer.Option(help="Accelerators that serve today.")]
-    price: Annotated[float, typer.Option(help="Dollars for an hour of one.")]
+    devices: Annotated[int, typer.Option(help="Accelerators in use today.")]
+    price: Annotated[float, typer.Option(help="Dollars per hour and accelerator.")]
     speedup: str | None = setting(
-        None, "Of the same devices; or one number.", metavar="LOW,BASE,HIGH"
+        None, "Speedup on the same devices, or one number.", metavar="LOW,BASE,HIGH"
     )
     advice: Advised = None
     option: str = setting("draft-model", "draft-model, eagle3, tensorrt-llm or custom-drafter.")
-    requests: float | None = setting(None, "A month.")
-    users: int | None = setting(None, "Served at once today.")
+    requests: float | None = setting(None, "Requests per month.")
+    users: int | None = setting(None, "Users served at once today.")
     p50: float | None = setting(None, "Seconds of a request today.")
     p95: float | None = setting(None, "Seconds of a request today.")
-    utilisation: float | None = setting(None, "Of the devices today, 0 to 1.")
+    utilisation: float | None = setting(None, "Share of the devices in use today, 0 to 1.")
     json_: AsJson = False
     out: Out = None
-    days: float | None = setting(None, "Working days; the option's unless given.")
-    day: float = setting(800.0, "Dollars for a day of an engineer.")
-    training_hours: float | None = setting(None, "Of an accelerator; the option's unless given.")
-    value_of_second: float = setting(0.0, "Dollars that a second less of a request is worth.")
+    days: float | None = setting(None, "Working days; those of the option unless given.")
+    day: float = setting(800.0, "Dollars per engineer's day.")
+    training_hours: float | None = setting(
+        None, "Hours of an accelerator; those of the option unless given."
+    )
+    value_of_second: float = setting(
+        0.0, "Value in dollars of a request that ends a second earlier."
+    )
     start: str | None = setting(None, "First day of the work; today unless given.", metavar="DATE")
     markdown: File = None
     html: File = None
@@ -63,7 +67,7 @@ class RoiFlags:
 
 @with_flags(RoiFlags)
 def roi(flags: RoiFlags) -> None:
-    """Say what speculation costs to bring in, what it saves, and when it has paid for itself."""
+    """Forecast what speculation costs, what it saves and when it pays for itself."""
     from ..ops.planning import Plan, load_advice
     from ..ops.planning import roi as judge
     from ..ops.planning.roi import roi_html, roi_markdown, speedups_of

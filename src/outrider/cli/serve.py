@@ -69,7 +69,7 @@ def resolved(
 
 @with_parameters(PARAMETERS)
 def serve(model: Target = None, config: File = None, **flags: Any) -> None:
-    """Serve a model to clients of OpenAI and vLLM.
+    """Serve a model over the APIs of OpenAI and vLLM.
 
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
@@ -109,7 +109,7 @@ def _serve(model: str | None, config: str | None, flags: dict[str, Any]) -> None
 
 @with_parameters(PARAMETERS)
 def config(model: Target = None, config: File = None, json_: AsJson = False, **flags: Any) -> None:
-    """Show the options that a server would have, and where each comes from."""
+    """Show a server's options and the source of each."""
     name, options = resolved(model, config, flags)
     rows = {"model": Setting(name, "argument" if model else "default"), **options}
     shown = {n: "***" if n in SECRET and c.value else c.value for n, c in rows.items()}

@@ -34,7 +34,7 @@ def suggest(
     model: str = argument("MODEL", "The target: a folder, .gguf file, or the catalogue's name."),
     json_: AsJson = False,
 ) -> None:
-    """Name the known drafters of a model, with a forecast of each on this machine.
+    """List known drafters of a model, with a forecast of each on this machine.
 
     They are smaller models with its tokenizer beside it and in the hub's cache, published heads and
     siblings, and drafters that need no checkpoint. Nothing is downloaded.

@@ -146,7 +146,7 @@ class TuneFlags:
         callback=png,
     )
     trees: str = setting("", "Trees as NODES:DEPTH, comma-separated; each loads an engine more.")
-    rounds: int = setting(12, "Of a race, at most.", min=3)
+    rounds: int = setting(12, "Most rounds of a race.", min=3)
 
 
 @with_flags(
