@@ -313,18 +313,36 @@ Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int
 
 namespace {
 
-bool any_nan(const float* z, int count) {
-    constexpr std::int32_t INFINITE = 0x7f800000;
-    Ints largest = ints(0), other = largest;
-    int i = 0;
-    for (; i + 2 * LANES <= count; i += 2 * LANES) {
-        largest = max(magnitude(load(z + i)), largest);
-        other = max(magnitude(load(z + i + LANES)), other);
+// Takes in elements, of which it knows whether any is NaN.
+class NanWatch {
+public:
+    // Returns the largest of them.
+    float highest_of(const float* z, int count) {
+        F32x16 best = splat(NEVER), other = best;  // a maximum waits for the one before
+        Ints also = largest_;
+        int i = 0;
+        for (; i + 2 * LANES <= count; i += 2 * LANES) {
+            const F32x16 a = load(z + i), b = load(z + i + LANES);
+            best = max(a, best);
+            other = max(b, other);
+            largest_ = max(magnitude(a), largest_);
+            also = max(magnitude(b), also);
+        }
+        largest_ = max(also, largest_);
+        float found = highest(max(best, other));
+        for (; i < count; ++i) {
+            any_ |= z[i] != z[i];
+            found = z[i] > found ? z[i] : found;
+        }
+        return found;
     }
-    bool any = highest(max(largest, other)) > INFINITE;
-    for (; i < count; ++i) any |= z[i] != z[i];
-    return any;
-}
+    bool any() const { return any_ || highest(largest_) > INFINITE; }
+
+private:
+    static constexpr std::int32_t INFINITE = 0x7f800000;
+    Ints largest_ = ints(0);  // of the bits of magnitudes
+    bool any_ = false;
+};
 
 int index_of(const float* z, int count, float value) {
     int at = 0;
@@ -340,16 +358,17 @@ struct Peaks {
 
     Peaks(const float* z, int vocabulary) {
         of.reserve(vocabulary / NOISE_BLOCK + 1);
-        if (any_nan(z, vocabulary)) {
-            top = NAN;
-            return;
-        }
+        NanWatch watch;
         int block = 0;  // of the likeliest
         for (int first = 0; first < vocabulary; first += NOISE_BLOCK) {
-            of.push_back(highest_of(z + first, std::min(NOISE_BLOCK, vocabulary - first)));
+            of.push_back(watch.highest_of(z + first, std::min(NOISE_BLOCK, vocabulary - first)));
             if (!(of.back() > top)) continue;
             top = of.back();
             block = first;
+        }
+        if (watch.any()) {
+            top = NAN;
+            return;
         }
         likeliest = block + index_of(z + block, std::min(NOISE_BLOCK, vocabulary - block), top);
     }
@@ -443,7 +462,9 @@ void draw_some_of(const float* z, const std::int32_t* ids, int own, const NoiseK
             if (out[i].token < own) out[i].token = ids[out[i].token];
         return;
     }
-    if (any_nan(z, own)) {
+    NanWatch watch;
+    const float top = watch.highest_of(z, own);
+    if (watch.any()) {
         std::fill(out, out + count, Drawn{ids[0], NAN});
         return;
     }
@@ -463,7 +484,7 @@ void draw_some_of(const float* z, const std::int32_t* ids, int own, const NoiseK
         return last;
     };
     // The block of the likeliest token sets the bar high.
-    const int likeliest = index_of(z, own, highest_of(z, own));
+    const int likeliest = index_of(z, own, top);
     int start = likeliest;
     while (start > 0 && ids[start - 1] / NOISE_BLOCK == ids[likeliest] / NOISE_BLOCK) --start;
     look(start, end_of(start));
