@@ -85,9 +85,11 @@ inline F weight(F p) {
 }
 
 constexpr int SCORED = 4;  // blocks side by side, at most
-// Sums that stay in registers beside elements as they are stored and as they are multiplied.
-constexpr int HELD = MAX_SUMS < 16 ? MAX_SUMS : 16;
-constexpr int beside(int queries) { return 4 * queries <= HELD ? 4 : 2 * queries <= HELD ? 2 : 1; }
+// Queries that meet the same elements, which are widened once for all of them.
+constexpr int TOGETHER = MAX_SUMS >= QUERIES ? QUERIES : MAX_ROWS;
+constexpr int beside(int queries) {
+    return 4 * queries <= MAX_SUMS ? 4 : 2 * queries <= MAX_SUMS ? 2 : 1;
+}
 
 // scores[r, 16 lanes of B blocks] = q[r] . keys of the blocks, for R queries.
 template <class E, class F, int R, int B>
@@ -109,7 +111,7 @@ inline void score_some(float* scores, const E* const* keys, const F* q, int widt
 }
 
 // R queries, or all that there are if these are fewer.
-template <class E, class F, int R = MAX_ROWS, int B = beside(R)>
+template <class E, class F, int R = TOGETHER, int B = beside(R)>
 inline void score(float* scores, const E* const* keys, int blocks, const F* q, int width,
                   int queries) {
     if constexpr (R > 1) {
@@ -148,7 +150,7 @@ inline void weigh_some(float* sums, const E* const* values, int blocks, std::siz
 }
 
 // The same from element `d` of the values on, for R queries or all that there are.
-template <class E, class F, int R = MAX_ROWS, int D = beside(R)>
+template <class E, class F, int R = TOGETHER, int D = beside(R)>
 inline void weigh(float* sums, const E* const* values, int blocks, int d, const F* probs, int width,
                   int queries) {
     if constexpr (R > 1) {
@@ -171,7 +173,7 @@ struct Products {
         for (int i = from; i < to; i += SCORED) {
             const int count = to - i < SCORED ? to - i : SCORED;
             ask(count * share);
-            each_tile(last - first, tiles_of(last - first, MAX_ROWS), [&](int q, int queries) {
+            each_tile(last - first, tiles_of(last - first, TOGETHER), [&](int q, int queries) {
                 q += first;
                 score(b.scores[q] + i * BLOCK, chunk.keys + i, count, b.q[q], width, queries);
             });
@@ -184,7 +186,7 @@ struct Products {
         for (int i = chunk.from; i < chunk.to; i += SCORED) {
             const int count = chunk.to - i < SCORED ? chunk.to - i : SCORED;
             ask(count * share);
-            each_tile(last - first, tiles_of(last - first, MAX_ROWS), [&](int q, int queries) {
+            each_tile(last - first, tiles_of(last - first, TOGETHER), [&](int q, int queries) {
                 q += first;
                 outrider::weigh(b.sums[q], chunk.values + i, count, 0, b.probs[q] + i * BLOCK,
                                 width, queries);
