@@ -164,8 +164,8 @@ def test_the_reference_explains_what_a_server_publishes(server: Served) -> None:
             return answer.read().decode()
 
     metrics = website.metrics(read("/metrics"))
-    assert "| `vllm:iteration_tokens_total` | histogram |  | Rows that" in metrics
-    assert "| `outrider_request_errors_total` | counter | `code` | Calls that failed" in metrics
+    assert "| `vllm:iteration_tokens_total` | histogram |  | Rows computed" in metrics
+    assert "| `outrider_request_errors_total` | counter | `code` | Failed calls" in metrics
     assert "_created" not in metrics
     assert not re.search(r"\|  \|$", metrics, re.MULTILINE), "a metric has no meaning"
     fields = website.fields(json.loads(read("/openapi.json")))
