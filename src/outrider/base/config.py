@@ -379,8 +379,8 @@ ENGINE_OPTIONS = (
         "auto, ngram, suffix, none, a checkpoint's folder or file, retokenize:FOLDER for a "
         "model with another tokenizer, or several joined by + (model+suffix), whose drafts are "
         "merged into trees. auto chooses at each step between lookups, the checkpoint in the "
-        "sub-folder or sibling folder drafter, and drafters that are named after it "
-        "(auto+NAME).",
+        "sub-folder or sibling folder drafter, and drafters that are named after it (auto+NAME); "
+        "it drafts nothing for a model whose state cannot be rolled back.",
     ),
     _lookup("prompt_lookup_min", "Tokens of drafter ngram's shortest n-gram; 2 unless given."),
     _lookup("prompt_lookup_max", "Tokens of drafter ngram's longest n-gram; 4 unless given."),

@@ -81,7 +81,7 @@ def checklist(
     json_: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Go through the checklist for production; exit with 1 while a point is open.
+    """Go through the checklist for production; exit with 1 while a point is open or not done.
 
     What facts show is ticked. The rest is asked where this is a terminal and neither --yes nor
     --no is given.

@@ -149,8 +149,8 @@ def explain(
     seed: int = setting(0, "Seed of the noise; another seed gives another text."),
     step: int | None = setting(
         None,
-        "Number of the step, counted from the prompt's. Unless given, the first with both an "
-        "accepted and a rejected token.",
+        "Number of the step after the prompt. Unless given, the first with both an accepted and a "
+        "rejected token.",
     ),
     json_: AsJson = False,
     **options: Any,
